@@ -1,0 +1,29 @@
+"The package's metadata is in settings.ini; this only hands it to setuptools."
+from configparser import ConfigParser
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+settings = ConfigParser(delimiters=["="])
+settings.read("settings.ini", encoding="utf-8")
+package = settings["DEFAULT"]
+train = package["train_requirements"].split()
+
+setup(
+    name=package["lib_name"],
+    version=package["version"],
+    description=package["description"],
+    author=package["author"],
+    license=package["license"],
+    long_description=Path("README.md").read_text(encoding="utf-8") if Path("README.md").exists() else "",
+    long_description_content_type="text/markdown",
+    python_requires=">=" + package["min_python"],
+    packages=find_packages(include=[package["lib_path"] + "*"]),
+    package_data={package["lib_path"]: ["data/*", "data/*/*"]},
+    install_requires=package["requirements"].split(),
+    extras_require={"train": train, "test": train + package["test_requirements"].split()},
+    entry_points={
+        "nbdev": [f"{package['lib_path']}={package['lib_path']}._modidx:d"],
+        "papermill.io": ["results/=atlas_rlvr.runs:results_handler"],
+    },
+)
