@@ -85,8 +85,8 @@ def state_hash(world: World) -> str:
     "First 16 hex digits of the SHA-256 of the canonical state."
     return hashlib.sha256(canonical(snapshot(world)).encode()).hexdigest()[:16]
 
-# %% ../nbs/01_world.ipynb #b8acb03e
-CATALOGUE = {row["id"]: row for api in ("jira", "confluence") for row in load_data(f"errors_{api}.json")}
+# %% ../nbs/01_world.ipynb #59bae615
+CATALOGUE = {row["id"]: row for api in ("jira", "confluence", "tools") for row in load_data(f"errors_{api}.json")}
 
 
 def _fill(template, values: dict):
