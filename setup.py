@@ -24,6 +24,7 @@ setup(
     extras_require={"train": train, "test": train + package["test_requirements"].split()},
     entry_points={
         "nbdev": [f"{package['lib_path']}={package['lib_path']}._modidx:d"],
-        "papermill.io": ["results/=atlas_rlvr.runs:results_handler"],
+        # the second name is the same folder seen from nbs/
+        "papermill.io": [f"{place}results/={package['lib_path']}.runs:results_handler" for place in ("", "../")],
     },
 )
