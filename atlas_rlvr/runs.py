@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['SCHEMA', 'KEY', 'COLUMNS', 'PACKAGES', 'GPU_MODELS', 'MODELS', 'GUESSED', 'RAW', 'YAML', 'OTHER', 'TAKES',
            'ONLY_TOLD', 'results_handler', 'project_root', 'safe_model', 'run_folder', 'free_name', 'set_aside',
-           'json_safe', 'with_notes', 'replace_text', 'write_json', 'parse_json', 'read_lines', 'read_rollouts',
-           'record_key', 'append_text', 'sync', 'batch_row', 'Recorder', 'drop_torn_line', 'split_lines', 'recover',
-           'finished', 'result_text', 'git_commit', 'manifest', 'compact', 'one_hash', 'unique', 'run_folders',
-           'read_run', 'collect', 'gpu_present', 'resolve_model', 'split_command', 'guess_type', 'option_parameters',
-           'given_parameters', 'declared_parameters', 'check_names', 'check_types', 'check_choice', 'check_model',
-           'check_writable', 'check_run', 'default_output', 'is_ours', 'prepare_command', 'scrub', 'ResultsHandler',
-           'is_papermill', 'on_import']
+           'json_safe', 'with_notes', 'replace_text', 'write_json', 'read_text', 'parse_json', 'load_json',
+           'read_lines', 'read_rollouts', 'record_key', 'append_text', 'sync', 'batch_row', 'Recorder',
+           'drop_torn_line', 'split_lines', 'recover', 'finished', 'result_text', 'git_commit', 'manifest', 'compact',
+           'one_hash', 'unique', 'run_folders', 'read_run', 'collect', 'gpu_present', 'resolve_model', 'split_command',
+           'guess_type', 'option_parameters', 'given_parameters', 'declared_parameters', 'check_names', 'check_types',
+           'check_choice', 'check_model', 'check_writable', 'check_run', 'default_output', 'is_ours', 'prepare_command',
+           'scrub', 'ResultsHandler', 'is_papermill', 'on_import']
 
 # %% ../nbs/04a_runs.ipynb #b28b0a88
 import ast
@@ -117,13 +117,21 @@ def write_json(path: str | Path, data: dict, indent: int | None = 1):  # indent 
     text = json.dumps(with_notes(data), indent=indent, separators=separators, ensure_ascii=False, allow_nan=False)
     replace_text(Path(path), text + "\n")
 
-# %% ../nbs/04a_runs.ipynb #3f2ac203
+# %% ../nbs/04a_runs.ipynb #855d5f50
 SCHEMA = 1  # of the rollouts file
 
 
 def _strict(constant):
     "`NaN`, `Infinity` and `-Infinity` are refused on reading as on writing."
     raise ValueError(f"{constant} is not JSON")
+
+
+def read_text(path: Path, mend: str) -> str:
+    "The text of a file; a file that ends inside a character is damaged."
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise ValueError(f"{path}, byte {error.start}: the file is cut or damaged (not UTF-8); {mend}") from None
 
 
 def parse_json(text: str, where: str, mend: str):  # where: file (and line); mend: what the reader can do
@@ -137,10 +145,15 @@ def parse_json(text: str, where: str, mend: str):  # where: file (and line); men
         raise ValueError(f"{where}: {error}; {mend}") from None
 
 
+def load_json(path: Path, mend: str):
+    "The data of a JSON file."
+    return parse_json(read_text(path, mend), str(path), mend)
+
+
 def read_lines(path: Path) -> list[dict]:  # a missing file has no records
     "The records of a `rollouts.jsonl`."
     mend = "start the run again to mend a cut last line, else bring the file back from a copy"
-    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    text = read_text(path, mend) if path.exists() else ""
     lines = [line for line in text.split("\n") if line]
     return [parse_json(line, f"{path}, record {n}", mend) for n, line in enumerate(lines, 1)]
 
@@ -151,7 +164,7 @@ def read_rollouts(path: str | Path) -> dict:  # {"schema", "manifest", "suite", 
     if path.suffix == ".jsonl":
         return {"schema": SCHEMA, "manifest": {}, "suite": {}, "rollouts": read_lines(path)}
     mend = "bring it back from a copy or make it again with `collect`"
-    data = parse_json(path.read_text(encoding="utf-8"), str(path), mend)
+    data = load_json(path, mend)
     if not isinstance(data, dict) or data.get("schema") != SCHEMA or not isinstance(data.get("rollouts"), list):
         raise ValueError(f"{path}: not a rollouts file of schema {SCHEMA}; {mend}")
     return data
@@ -288,14 +301,14 @@ def recover(folder: str | Path, batch: int | None = None) -> dict:  # batch: of 
         split_lines(table, [batch is not None and int(row["batch"]) > batch for row in rows], head=1)
     return {"torn": torn, "aside": sum(newer)}
 
-# %% ../nbs/04a_runs.ipynb #336cfb9a
+# %% ../nbs/04a_runs.ipynb #00ded763
 def finished(folder: str | Path) -> dict | None:  # None: no run, or one that can go on
     "The `run.json` of a run that has ended."
     path = Path(folder) / "run.json"
     if not path.exists():
         return None
     mend = "rename the folder, or run with `-p fresh True`, to start again"
-    run = parse_json(path.read_text(encoding="utf-8"), str(path), mend)
+    run = load_json(path, mend)
     return None if run.get("stop_reason") in (None, "interrupted") else run
 
 
@@ -364,7 +377,7 @@ def unique(records: list[dict]) -> list[dict]:
             raise ValueError(f"two rollouts that differ are named {record_key(record)}; give one run another seed")
     return list(kept.values())
 
-# %% ../nbs/04a_runs.ipynb #cda355c7
+# %% ../nbs/04a_runs.ipynb #33e400f1
 def run_folders() -> list[Path]:
     "Every run of the project, without those that were set aside."
     folders = sorted(path.parent for path in (project_root() / "results" / "runs").glob("*/*/rollouts.jsonl"))
@@ -373,7 +386,7 @@ def run_folders() -> list[Path]:
 
 def read_run(folder: Path) -> dict:  # {} without a run.json, as baselines leave it
     path = folder / "run.json"
-    return parse_json(path.read_text(encoding="utf-8"), str(path), "run it again") if path.exists() else {}
+    return load_json(path, "run it again") if path.exists() else {}
 
 
 def collect(runs: list[Path] | None = None, path: Path | None = None) -> dict:
@@ -459,10 +472,10 @@ def given_parameters(options: list[tuple]) -> dict:
                 values |= option_parameters(option, *words)
     return values
 
-# %% ../nbs/04a_runs.ipynb #6a365d39
+# %% ../nbs/04a_runs.ipynb #cb25a4ae
 def declared_parameters(notebook: Path) -> dict:  # {name: default}
     "The assignments of the cell that is tagged `parameters`; {} without such a cell."
-    cells = parse_json(notebook.read_text(encoding="utf-8"), str(notebook), "bring it back from git")["cells"]
+    cells = load_json(notebook, "bring it back from git")["cells"]
     tagged = [c for c in cells if "parameters" in c["metadata"].get("tags", [])]
     lines = ast.parse("".join(tagged[0]["source"])).body if tagged else []
     assigned = [(line.targets[0] if isinstance(line, ast.Assign) else line.target, line.value)
