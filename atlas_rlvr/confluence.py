@@ -18,7 +18,7 @@ from urllib.parse import quote, quote_plus, unquote
 
 from .world import World, api_error, load_data, next_id, now, put
 
-# %% ../nbs/01b_confluence.ipynb #5d6763e7
+# %% ../nbs/01b_confluence.ipynb #af66100e
 class Refused(Exception):
     "A request answered with a row of `errors_confluence.json`."
 
@@ -26,7 +26,7 @@ class Refused(Exception):
         super().__init__(row_id)
         self.row_id, self.values = f"confluence.{row_id}", values
 
-
+# %% ../nbs/01b_confluence.ipynb #3cbb1714
 @dataclass(frozen=True)
 class Request:
     "One HTTP request, its path already unquoted."
@@ -46,7 +46,7 @@ def _long(value) -> str | None:  # None: not a Java long
     number = int(text) if re.fullmatch(r"-?[0-9]{1,19}", text) else 2**63
     return str(number) if -(2**63) <= number < 2**63 else None
 
-# %% ../nbs/01b_confluence.ipynb #e8357cf0
+# %% ../nbs/01b_confluence.ipynb #ae4ec579
 SITE = "https://synthetic.atlassian.net/wiki"
 OPENED = "2026-01-01T00:00:00"
 
@@ -66,13 +66,13 @@ def _links(world: World, page: dict) -> dict:
     editui = f"/pages/resumedraft.action?draftId={page['id']}"
     return {"editui": editui, "webui": _webui(world, page), "tinyui": _tiny(page["id"]), "base": SITE}
 
-
+# %% ../nbs/01b_confluence.ipynb #6f33418b
 def _position(world: World, page: dict) -> int:
     "Place among the children of one parent, oldest first."
     siblings = [row["id"] for row in world.rows("pages") if row["parentId"] == page["parentId"]]
     return siblings.index(page["id"])
 
-# %% ../nbs/01b_confluence.ipynb #c3a31c90
+
 def _stamp(time: str) -> str:
     return f"{time}.000Z"
 
@@ -81,7 +81,7 @@ def _version(page: dict) -> dict:
     return {"createdAt": _stamp(page["updated"]), "message": "", "number": page["version"],
             "minorEdit": False, "authorId": page["authorId"]}
 
-
+# %% ../nbs/01b_confluence.ipynb #b1e6ffae
 def _page_json(world: World, page: dict, storage: bool) -> dict:  # storage: with the body
     "A `PageSingle` of the v2 API."
     author, parent = page["authorId"], page["parentId"]
@@ -94,7 +94,7 @@ def _page_json(world: World, page: dict, storage: bool) -> dict:  # storage: wit
         "_links": _links(world, page),
     }
 
-# %% ../nbs/01b_confluence.ipynb #598f351b
+# %% ../nbs/01b_confluence.ipynb #1f69eaea
 FORMATS = ("storage", "atlas_doc_format", "view", "export_view", "anonymous_export_view", "styled_view", "editor")
 
 
@@ -108,7 +108,7 @@ def _page(world: World, value: str) -> dict:  # the id as it stands in the path
         raise Refused("getPage.missing", id=page_id)
     return page
 
-
+# %% ../nbs/01b_confluence.ipynb #9e0d99ce
 def get_page(world: World, request: Request, page_id: str):
     "GET /wiki/api/v2/pages/{id}"
     page, wanted = _page(world, page_id), request.query.get("body-format")
@@ -118,7 +118,7 @@ def get_page(world: World, request: Request, page_id: str):
         raise Refused("any.not_built", what=f"body-format={wanted}")
     return _ok(_page_json(world, page, storage=wanted == "storage"))
 
-# %% ../nbs/01b_confluence.ipynb #952eb9c4
+# %% ../nbs/01b_confluence.ipynb #512b4add
 def _no_constant(name: str):
     raise ValueError(f"{name} is not JSON")
 
@@ -131,19 +131,26 @@ def _parsed(text: str, row_id: str):  # the row sent when the text is not JSON
     except (ValueError, RecursionError):
         raise Refused(row_id) from None
 
+# %% ../nbs/01b_confluence.ipynb #cb62e71d
+def _shown(value) -> str:
+    "A JSON value as an error quotes it; objects and arrays by their kind only."
+    if isinstance(value, dict | list):
+        return "object" if isinstance(value, dict) else "array"
+    return value if isinstance(value, str) else json.dumps(value)
+
 
 def _space(world: World, value) -> dict:
     if value in (None, ""):
         raise Refused("createPage.space_missing")
     space_id = _long(value)
     if space_id is None:
-        raise Refused("createPage.space_not_long", value=value)
+        raise Refused("createPage.space_not_long", value=_shown(value))
     space = world.get("spaces", space_id)
     if space is None:
         raise Refused("createPage.space_unknown")
     return space
 
-
+# %% ../nbs/01b_confluence.ipynb #69e4b8b9
 def _title(value) -> str:
     if not isinstance(value, str | None):
         raise Refused("createPage.title_not_string")
@@ -153,7 +160,7 @@ def _title(value) -> str:
         raise Refused("createPage.title_too_long")
     return value
 
-# %% ../nbs/01b_confluence.ipynb #055ff711
+# %% ../nbs/01b_confluence.ipynb #920db262
 WRITABLE = ("storage", "atlas_doc_format", "wiki")
 
 
@@ -163,7 +170,7 @@ def _flat(body: dict) -> dict:
     nested = len(body) == 1 and name in WRITABLE and isinstance(inner, dict)
     return {"representation": name, **inner} if nested else body
 
-
+# %% ../nbs/01b_confluence.ipynb #caaaae59
 def _storage(body) -> str:
     if body is None:
         return ""
@@ -178,7 +185,7 @@ def _storage(body) -> str:
         raise Refused("any.not_built", what=f"the representation {body['representation']}")
     return body["value"]
 
-# %% ../nbs/01b_confluence.ipynb #41f02f3f
+# %% ../nbs/01b_confluence.ipynb #016e7726
 def _parent(world: World, space: dict, value) -> str | None:  # id of the parent
     if value is None:
         return space["homepageId"]
@@ -194,13 +201,13 @@ def _parent(world: World, space: dict, value) -> str | None:  # id of the parent
         raise Refused("createPage.parent_elsewhere")
     return page_id
 
-
+# %% ../nbs/01b_confluence.ipynb #dc78417d
 def _check_unique(world: World, space: dict, title: str):
     rows = (row for row in world.rows("pages") if row["spaceId"] == space["id"] and row["status"] != "trashed")
     if title.lower() in {row["title"].lower() for row in rows}:
         raise Refused("createPage.duplicate_title")
 
-# %% ../nbs/01b_confluence.ipynb #3525a13d
+# %% ../nbs/01b_confluence.ipynb #8d0f7fb5
 def _check_status(fields: dict):
     status = fields.get("status")
     if status not in (None, "current", "draft"):
@@ -213,7 +220,7 @@ def _caller(world: World) -> str:
     "Account id of the one user who makes every call: the first of the site."
     return next((user["accountId"] for user in world.rows("users")), "admin123")
 
-
+# %% ../nbs/01b_confluence.ipynb #b7c09a92
 def create_page(world: World, request: Request):
     "POST /wiki/api/v2/pages (answers 200, not 201)"
     fields = _parsed(request.body, "createPage.not_json_object")
@@ -229,7 +236,7 @@ def create_page(world: World, request: Request):
             "created": now(world), "updated": now(world)}
     return _ok(_page_json(world, put(world, "pages", page["id"], page), storage=True))
 
-# %% ../nbs/01b_confluence.ipynb #cad3fff6
+# %% ../nbs/01b_confluence.ipynb #ea305f00
 def _limit(query: dict) -> int:
     text = query.get("limit", "25")
     value = _long(text)
@@ -249,7 +256,7 @@ def _start(query: dict) -> int:
         raise Refused("list.cursor", value=cursor)
     return int(cursor)
 
-
+# %% ../nbs/01b_confluence.ipynb #d558780c
 def _slice(request: Request, items: list, root: str = "/wiki") -> tuple[list, dict]:  # root: what `next` starts with
     "The items of one page of a list, and its links."
     start, limit = _start(request.query), _limit(request.query)
@@ -272,7 +279,7 @@ def get_page_labels(world: World, request: Request, page_id: str):
     results, links = _slice(request, sorted(map(_label, shown), key=lambda label: int(label["id"])))
     return _ok({"results": results, "_links": links})
 
-# %% ../nbs/01b_confluence.ipynb #98edfcf8
+# %% ../nbs/01b_confluence.ipynb #e5f0d7c4
 ILLEGAL = "!#&()*,.:;<>?@[]^"
 
 
@@ -288,7 +295,7 @@ def _names(text: str) -> list[str]:
             raise Refused("addLabels.too_long")
     return names
 
-
+# %% ../nbs/01b_confluence.ipynb #ff7b501e
 def _posted_names(label) -> list[str]:  # one element of the request body
     if not isinstance(label, dict) or not isinstance(label.get("name"), str):
         raise Refused("addLabels.not_labels")
@@ -298,7 +305,7 @@ def _posted_names(label) -> list[str]:  # one element of the request body
         raise Refused("addLabels.not_labels")
     return _names(label["name"])
 
-# %% ../nbs/01b_confluence.ipynb #bd4a3590
+# %% ../nbs/01b_confluence.ipynb #0c00db28
 def _content(world: World, value: str) -> dict:
     "The page with this id, in v1."
     page_id = _long(value)
@@ -309,7 +316,7 @@ def _content(world: World, value: str) -> dict:
         raise Refused("content.missing", id=page_id)
     return page
 
-
+# %% ../nbs/01b_confluence.ipynb #c41e386d
 def _count(query: dict, name: str, default: int) -> int:
     value = _long(query.get(name, default))
     if value is None or int(value) < 0:
@@ -324,7 +331,7 @@ def get_content_labels(world: World, request: Request, page_id: str):
     results = [{**_label(name), "label": name} for name in names[start:start + limit]]
     return _ok({"results": results, "start": start, "limit": limit, "size": len(results), "_links": {}})
 
-
+# %% ../nbs/01b_confluence.ipynb #dfedd324
 def add_labels(world: World, request: Request, page_id: str):
     "POST /wiki/rest/api/content/{id}/label: adds, never removes; answers the whole list; no new page version"
     labels = _parsed(request.body, "addLabels.not_labels")
@@ -337,7 +344,7 @@ def add_labels(world: World, request: Request, page_id: str):
         put(world, "pages", page["id"], {**page, "labels": names})
     return get_content_labels(world, Request("GET", request.path, {}, ""), page_id)
 
-# %% ../nbs/01b_confluence.ipynb #6410c1c3
+# %% ../nbs/01b_confluence.ipynb #b0f69b04
 TOKEN = re.compile(r"""\s*("(?:[^"\\]|\\.)*"|'(?:[^'\\]|\\.)*'|[!<>]=|!~|[=~<>(),]|[^\s"'=~<>(),!]+)""")
 NOT_BUILT = {"or", "not", "in", "is", "order", "(", ")", ",", "!=", "!~", "<", ">", "<=", ">="}
 OTHER_FIELDS = {"ancestor", "content", "contributor", "created", "creator", "favourite", "favorite", "id", "lastmodified",
@@ -354,7 +361,7 @@ def _tokens(cql: str) -> list[str]:
         position = match.end()
     return tokens
 
-
+# %% ../nbs/01b_confluence.ipynb #6c140012
 def _value(token: str) -> str:
     "The text of a quoted or bare value."
     return re.sub(r"\\(.)", r"\1", token[1:-1]) if token[0] in "\"'" else token
@@ -389,7 +396,7 @@ MATCHES = {  # (field, operator): does the page match the value?
     ("sitesearch", "~"): lambda world, page, value: _words(value) <= _words(_text(page)),
 }
 
-# %% ../nbs/01b_confluence.ipynb #91b56f85
+# %% ../nbs/01b_confluence.ipynb #4d032d9d
 def _check_clause(field: str, operator: str, value: str):
     fields = {name for name, _ in MATCHES} | OTHER_FIELDS
     if field.split(".")[0] not in fields:
@@ -403,7 +410,7 @@ def _check_clause(field: str, operator: str, value: str):
     if not (_words(value) if operator == "~" else value):
         raise Refused("search.empty_site_search" if field == "sitesearch" else "search.empty_value", field=field)
 
-
+# %% ../nbs/01b_confluence.ipynb #86b7915c
 def _found(world: World, cql: str) -> list[dict]:
     clauses = _clauses(cql)
     for clause in clauses:
@@ -413,13 +420,13 @@ def _found(world: World, cql: str) -> list[dict]:
             if all(MATCHES[field, operator](world, page, value) for field, operator, value in clauses)]
     return sorted(hits, key=lambda page: int(page["id"]))
 
-# %% ../nbs/01b_confluence.ipynb #e3582444
+# %% ../nbs/01b_confluence.ipynb #5e86b69e
 def _marked(text: str, words: set[str]) -> str:
     "The text HTML-escaped, each word of `words` between highlight marks."
     return re.sub(r"\w+|[^\w]+", lambda part: f"@@@hl@@@{part[0]}@@@endhl@@@" if part[0].lower() in words
                   else html.escape(part[0]), text)
 
-
+# %% ../nbs/01b_confluence.ipynb #70e7c6cc
 def _hit(world: World, page: dict, words: set[str]) -> dict:
     "One search result (v1)."
     space = world.get("spaces", page["spaceId"])
@@ -434,7 +441,7 @@ def _hit(world: World, page: dict, words: set[str]) -> dict:
         "lastModified": _stamp(page["updated"]), "score": 0.0,
     }
 
-
+# %% ../nbs/01b_confluence.ipynb #8324f6e7
 def search(world: World, request: Request):
     "GET /wiki/rest/api/search?cql="
     cql = request.query.get("cql", "")
@@ -478,7 +485,7 @@ ROUTES = {
     ("GET", "/wiki/api/v2/spaces"): (get_spaces, SPACE_OPTIONS),
 }
 
-# %% ../nbs/01b_confluence.ipynb #6c9786a2
+# %% ../nbs/01b_confluence.ipynb #6202f27b
 OPERATIONS = load_data("confluence_operations.json")
 PATTERNS = [(re.compile(re.sub(r"\{\w+\}", "([^/]+)", template)), template)
             for template in sorted(OPERATIONS, key=lambda template: template.count("{"))]
@@ -497,7 +504,7 @@ def _method_not_allowed(template: str):
     status, headers, body = api_error(f"confluence.{api}.method_not_allowed")
     return status, {**headers, "Allow": ",".join([*OPERATIONS[template], "HEAD", "OPTIONS"])}, body
 
-
+# %% ../nbs/01b_confluence.ipynb #a0d83798
 def _answer(world: World, request: Request):
     template, arguments = _resolve(world, request)
     if request.method not in [*OPERATIONS[template], "HEAD", "OPTIONS"]:
