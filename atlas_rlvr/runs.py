@@ -6,14 +6,14 @@
 __all__ = ['SCHEMA', 'KEY', 'COLUMNS', 'PACKAGES', 'GPU_MODELS', 'MODELS', 'GUESSED', 'RAW', 'YAML', 'OTHER', 'TAKES',
            'ONLY_TOLD', 'results_handler', 'project_root', 'safe_model', 'run_folder', 'free_name', 'set_aside',
            'json_safe', 'with_notes', 'replace_text', 'write_json', 'read_text', 'parse_json', 'load_json',
-           'read_lines', 'read_rollouts', 'record_key', 'append_text', 'sync', 'batch_row', 'Recorder',
-           'drop_torn_line', 'split_lines', 'recover', 'finished', 'result_text', 'git_commit', 'manifest', 'compact',
-           'one_hash', 'unique', 'run_folders', 'read_run', 'collect', 'gpu_present', 'resolve_model', 'split_command',
-           'guess_type', 'option_parameters', 'given_parameters', 'declared_parameters', 'check_names', 'check_types',
-           'check_choice', 'check_model', 'check_writable', 'check_run', 'default_output', 'is_ours', 'prepare_command',
-           'scrub', 'ResultsHandler', 'is_papermill', 'on_import']
+           'read_lines', 'read_rollouts', 'record_key', 'append_text', 'sync', 'batch_row', 'guarded', 'Journal',
+           'Recorder', 'drop_torn_line', 'split_lines', 'recover', 'finished', 'result_text', 'git_commit', 'manifest',
+           'compact', 'one_hash', 'unique', 'run_folders', 'read_run', 'collect', 'gpu_present', 'resolve_model',
+           'split_command', 'guess_type', 'option_parameters', 'given_parameters', 'declared_parameters', 'check_names',
+           'check_types', 'check_choice', 'check_model', 'check_writable', 'check_run', 'default_output', 'is_ours',
+           'prepare_command', 'scrub', 'ResultsHandler', 'is_papermill', 'on_import']
 
-# %% ../nbs/04a_runs.ipynb #b28b0a88
+# %% ../nbs/04a_runs.ipynb #e35b6dfd
 import ast
 import base64
 import csv
@@ -28,6 +28,7 @@ import subprocess
 import sys
 import tempfile
 import warnings
+from functools import wraps
 from hashlib import sha256
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
@@ -117,7 +118,7 @@ def write_json(path: str | Path, data: dict, indent: int | None = 1):  # indent 
     text = json.dumps(with_notes(data), indent=indent, separators=separators, ensure_ascii=False, allow_nan=False)
     replace_text(Path(path), text + "\n")
 
-# %% ../nbs/04a_runs.ipynb #855d5f50
+# %% ../nbs/04a_runs.ipynb #db9684fd
 SCHEMA = 1  # of the rollouts file
 
 
@@ -149,7 +150,7 @@ def load_json(path: Path, mend: str):
     "The data of a JSON file."
     return parse_json(read_text(path, mend), str(path), mend)
 
-
+# %% ../nbs/04a_runs.ipynb #5d8d0079
 def read_lines(path: Path) -> list[dict]:  # a missing file has no records
     "The records of a `rollouts.jsonl`."
     mend = "start the run again to mend a cut last line, else bring the file back from a copy"
@@ -213,53 +214,28 @@ def batch_row(records: list[dict], batch: int, epoch: float, seconds: float) -> 
            len(records) - len(rewards), sum(min(g) == max(g) for g in groups.values()), round(seconds, 3))
     return dict(zip(COLUMNS, row))
 
-# %% ../nbs/04a_runs.ipynb #e8611b07
-class Recorder:
-    "Appends rollouts and batch rows to a run's folder, each once; a failure is counted in `errors` and never raised."
-
-    def __init__(self, folder: str | Path):  # the run's folder, made if missing
-        self.folder = Path(folder)
-        self.rollouts, self.table = self.folder / "rollouts.jsonl", self.folder / "rewards.csv"
-        self.folder.mkdir(parents=True, exist_ok=True)
-        self.seen = {record_key(record) for record in read_lines(self.rollouts)}
-        self.errors, self.pending, self.batch = 0, [], []
-        if not self.table.exists():
-            append_text(self.table, ",".join(COLUMNS) + "\n")
-
-    def append(self, record: dict):
-        "Write one rollout unless its key is there."
-        self._try(self._append, record)
-
-    def end_batch(self, batch: int, epoch: float, seconds: float):
-        "Write the batch's row of `rewards.csv`; after this both files are on the disk."
-        self._try(self._end_batch, batch, epoch, seconds)
-
-    def _try(self, job, *args):
+# %% ../nbs/04a_runs.ipynb #8e5f7490
+def guarded(method):
+    "A method of a journal whose failure is counted in `errors`, warned about once, and never raised."
+    @wraps(method)
+    def attempt(journal, *args, **kwargs):
         try:
-            job(*args)
-        except Exception as error:  # noqa: BLE001 (whatever it is, training goes on)
-            self.errors += 1
-            if self.errors == 1:
-                warnings.warn(f"{self.folder.name}: not all is recorded ({error}); the run goes on", stacklevel=4)
+            method(journal, *args, **kwargs)
+        except Exception as error:  # noqa: BLE001 (whatever it is, the run goes on)
+            journal.errors += 1
+            if journal.errors == 1:
+                warnings.warn(f"not everything is recorded ({error}); the run goes on", stacklevel=2)
+    return attempt
 
-    def _append(self, record: dict):
-        record = with_notes(record)
-        line = json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
-        if record_key(record) not in self.seen:
-            self.seen.add(record_key(record))
-            self.batch += [record] if record.get("phase") == "train" else []
-            self.pending.append((self.rollouts, line))
-        self._write()
 
-    def _end_batch(self, batch: int, epoch: float, seconds: float):
-        records, self.batch = self.batch, []
-        row = batch_row(records, batch, epoch, seconds)
-        self.pending.append((self.table, ",".join(map(str, row.values())) + "\n"))
-        self._write()
-        sync(self.rollouts)
-        sync(self.table)
+class Journal:
+    "Appends lines to files in order; a line that could not be written is tried again with the next."
 
-    def _write(self):
+    def __init__(self):
+        self.errors, self.pending = 0, []  # pending: (file, line) still to be written
+
+    def write(self, path: Path, line: str):
+        self.pending.append((path, line))
         while self.pending:
             path, line = self.pending.pop(0)
             try:
@@ -268,7 +244,38 @@ class Recorder:
                 self.pending.insert(0, (path, line))
                 raise
 
-# %% ../nbs/04a_runs.ipynb #991b0c5a
+# %% ../nbs/04a_runs.ipynb #a5bcdad2
+class Recorder(Journal):
+    "Keeps rollouts and batch rows in a run's folder."
+
+    def __init__(self, folder: str | Path):  # the run's folder, made if missing
+        super().__init__()
+        self.rollouts, self.table = Path(folder) / "rollouts.jsonl", Path(folder) / "rewards.csv"
+        self.rollouts.parent.mkdir(parents=True, exist_ok=True)
+        self.seen, self.batch = {record_key(record) for record in read_lines(self.rollouts)}, []
+        if not self.table.exists():
+            append_text(self.table, ",".join(COLUMNS) + "\n")
+
+    @guarded
+    def append(self, record: dict):
+        "Write one rollout unless its key is there."
+        record = with_notes(record)
+        line = json.dumps(record, ensure_ascii=False, allow_nan=False, separators=(",", ":")) + "\n"
+        if record_key(record) not in self.seen:
+            self.seen.add(record_key(record))
+            self.batch += [record] if record.get("phase") == "train" else []
+            self.write(self.rollouts, line)
+
+    @guarded
+    def end_batch(self, batch: int, epoch: float, seconds: float):
+        "Write the row of the batch and wait for the disk."
+        records, self.batch = self.batch, []
+        row = batch_row(records, batch, epoch, seconds)
+        self.write(self.table, ",".join(map(str, row.values())) + "\n")
+        sync(self.rollouts)
+        sync(self.table)
+
+# %% ../nbs/04a_runs.ipynb #c2113cd1
 def drop_torn_line(path: Path) -> bool:  # True: there was one
     "Move a half-written last line of a `.jsonl` or `.csv` into a side file."
     whole, newline, torn = (path.read_bytes() if path.exists() else b"").rpartition(b"\n")
@@ -277,7 +284,7 @@ def drop_torn_line(path: Path) -> bool:  # True: there was one
         replace_text(path, (whole + newline).decode())
     return bool(torn)
 
-
+# %% ../nbs/04a_runs.ipynb #4a86971f
 def split_lines(path: Path, newer: list[bool], head: int = 0):  # head: lines kept in both files
     "Keep the older lines in the file; move those that are newer into `STEM.aside-N.EXT`."
     if any(newer):
@@ -293,7 +300,7 @@ def recover(folder: str | Path, batch: int | None = None) -> dict:  # batch: of 
     torn = drop_torn_line(rollouts) + drop_torn_line(table)
     records = read_lines(rollouts)
     newer = [batch is not None and r["phase"] == "train" and r["batch"] > batch for r in records]
-    if any(newer):  # a policy that trains on is not the one that was evaluated
+    if any(newer):
         newer = [new or r["phase"] == "after" for new, r in zip(newer, records)]
     split_lines(rollouts, newer)
     if table.exists():
@@ -440,7 +447,7 @@ def split_command(argv: list[str]) -> tuple[list[int], list[tuple]]:  # position
         at += more
     return words, options
 
-# %% ../nbs/04a_runs.ipynb #311f7089
+# %% ../nbs/04a_runs.ipynb #ed9b4a90
 def guess_type(text: str):
     "The value that papermill makes of a `-p` text."
     constants = {"True": True, "False": False, "None": None}
@@ -453,7 +460,7 @@ def guess_type(text: str):
             continue
     return text
 
-
+# %% ../nbs/04a_runs.ipynb #d6203732
 def option_parameters(option: str, *words: str) -> dict:
     "The parameters of one option."
     if option in GUESSED + RAW:
@@ -482,7 +489,7 @@ def declared_parameters(notebook: Path) -> dict:  # {name: default}
                 for line in lines if isinstance(line, ast.Assign | ast.AnnAssign)]
     return {target.id: ast.literal_eval(value) for target, value in assigned}
 
-# %% ../nbs/04a_runs.ipynb #b3ceecb5
+# %% ../nbs/04a_runs.ipynb #461a26cc
 def check_names(given: dict, declared: dict, notebook: str):
     "papermill only warns about a misspelt parameter and then runs the default."
     for name in given:
@@ -499,9 +506,9 @@ def _finite(value) -> bool:
     json_safe(value, notes)
     return not notes
 
-
+# %% ../nbs/04a_runs.ipynb #972946d7
 def check_types(given: dict, declared: dict):
-    "A value has the type of its default; papermill may have turned an id into a number."
+    "The type of every value is that of its default, and every number is finite."
     names = {bool: "True or False", int: "an integer", float: "a number", str: "text (`-r` keeps it as typed)"}
     for name, value in given.items():
         kind = type(declared[name])
