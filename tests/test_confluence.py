@@ -389,6 +389,7 @@ def test_labels_page_too(world):
     ask(world, "POST", LABEL, named(*(f"label-{number}" for number in range(30))))
     names, requests = follow(world, f"{PAGES}/10001/labels", lambda label: label["name"])
     assert (len(set(names)), requests) == (30, 2)
+    assert follow(world, f"{PAGES}/10001/labels", lambda label: label["name"], limit="15")[1] == 2
     assert ask(world, "GET", LABEL, start="10", limit="5")[1]["size"] == 5
 
 
