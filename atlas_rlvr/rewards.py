@@ -82,10 +82,10 @@ def _same(found, expected) -> bool:  # expected: a string or an integer
     "JSON equality of scalars: the type counts, so `True` is not `1`."
     return type(found) is type(expected) and found == expected
 
-# %% ../nbs/03_rewards.ipynb #f5b252e3
+# %% ../nbs/03_rewards.ipynb #c7493cc5
 ISSUE_SLOTS = {"summary": "fields.summary", "parent": "fields.parent.key", "project": "fields.project.key",
                "assignee": "fields.assignee.accountId", "issuetype": "fields.issuetype.id"}
-PAGE_SLOTS = {"title": "title", "parentId": "parentId", "spaceId": "spaceId", "representation": "body.representation"}
+PAGE_SLOTS = ("title", "parentId", "spaceId")
 
 
 def _issue_matches(arguments, gold: dict) -> dict[str, bool]:
@@ -95,9 +95,9 @@ def _issue_matches(arguments, gold: dict) -> dict[str, bool]:
 
 def _page_matches(arguments, gold: dict) -> dict[str, bool]:
     "Slot → matched, for the arguments of `create_page`."
-    matches = {slot: _same(_dig(arguments, path), gold[slot]) for slot, path in PAGE_SLOTS.items()}
-    value = _dig(arguments, "body.value")
-    return {**matches, "body": matches.pop("representation") and isinstance(value, str) and value != ""}
+    kind, value = _dig(arguments, "body.representation"), _dig(arguments, "body.value")
+    matches = {slot: _same(_dig(arguments, slot), gold[slot]) for slot in PAGE_SLOTS}
+    return {**matches, "body": _same(kind, gold["representation"]) and isinstance(value, str) and value != ""}
 
 # %% ../nbs/03_rewards.ipynb #2803d499
 @dataclass(frozen=True)
