@@ -96,6 +96,7 @@ NEW_ISSUE, NEW_PAGE = ("get_issue", {"issueIdOrKey": "ABC-124"}), READ_PAGE
     ("issue.read_first", [READ_ISSUE, CREATE_ISSUE], 0.05),
     ("issue.read_first", [CREATE_ISSUE, READ_ISSUE], 0.0),
     ("issue.read_first", [READ_ISSUE], 0.0),
+    ("issue.read_first", [issue(parent="ABC-123"), READ_ISSUE, CREATE_ISSUE], 0.0),
     ("issue.create", [CREATE_ISSUE], 0.05),
     ("issue.create", [issue(parent="ABC-123")], 0.0),
     ("issue.verify", [CREATE_ISSUE, NEW_ISSUE], 0.05),
