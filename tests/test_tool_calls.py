@@ -337,7 +337,8 @@ def test_parser_inside_trl():
 JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
                     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=5), inner, max_size=3))
 PIECES = st.sampled_from(["<tool_call>", "</tool_call>", "<think>", "</think>", "<function=f>", "</function>", "\n",
-                          "{", "<parameter=p>", "</parameter>", '{"name": "f", "arguments": {}}', '"', "'", "[", "}", "\\n"])
+                          "{", "<parameter=p>", "</parameter>", '{"name": "f", "arguments": {}}', '"', "'", "[", "}",
+                          "\\n"])
 TEXTS = st.lists(PIECES | st.text(max_size=6), max_size=9).map("".join)
 ODD = st.builds(object) | st.sets(st.integers()) | st.binary() | st.complex_numbers() | st.dictionaries(
     st.integers(), st.text(max_size=3), max_size=2) | st.tuples(st.text())
@@ -348,7 +349,8 @@ CALLS = ANYTHING | st.fixed_dictionaries({}, optional={
         lambda value: json.dumps(value)) | JSON.map(repr)})})
 MESSAGES = ANYTHING | st.fixed_dictionaries({}, optional={
     "role": st.sampled_from(["assistant", "tool", "user"]), "content": ANYTHING,
-    "tool_calls": st.lists(CALLS, max_size=3), "function_call": CALLS, "finish_reason": ANYTHING | st.just("length"), "tool_call_id": ANYTHING})
+    "tool_calls": st.lists(CALLS, max_size=3), "function_call": CALLS,
+    "finish_reason": ANYTHING | st.just("length"), "tool_call_id": ANYTHING})
 
 
 @settings(max_examples=300, deadline=None)
