@@ -244,7 +244,7 @@ class Journal:
                 self.pending.insert(0, (path, line))
                 raise
 
-# %% ../nbs/04a_runs.ipynb #a5bcdad2
+# %% ../nbs/04a_runs.ipynb #e07b5f96
 class Recorder(Journal):
     "Keeps rollouts and batch rows in a run's folder."
 
@@ -270,8 +270,7 @@ class Recorder(Journal):
     def end_batch(self, batch: int, epoch: float, seconds: float):
         "Write the row of the batch and wait for the disk."
         records, self.batch = self.batch, []
-        row = batch_row(records, batch, epoch, seconds)
-        self.write(self.table, ",".join(map(str, row.values())) + "\n")
+        self.write(self.table, ",".join(map(str, batch_row(records, batch, epoch, seconds).values())) + "\n")
         sync(self.rollouts)
         sync(self.table)
 
