@@ -150,7 +150,7 @@ def load_json(path: Path, mend: str):
     "The data of a JSON file."
     return parse_json(read_text(path, mend), str(path), mend)
 
-# %% ../nbs/04a_runs.ipynb #5d8d0079
+# %% ../nbs/04a_runs.ipynb #3f08d779
 def read_lines(path: Path) -> list[dict]:  # a missing file has no records
     "The records of a `rollouts.jsonl`."
     mend = "start the run again to mend a cut last line, else bring the file back from a copy"
@@ -161,10 +161,11 @@ def read_lines(path: Path) -> list[dict]:  # a missing file has no records
 
 def read_rollouts(path: str | Path) -> dict:  # {"schema", "manifest", "suite", "rollouts"}
     "A rollouts file, or a run's `rollouts.jsonl` in the same form."
-    path = Path(path)
+    path, mend = Path(path), "bring it back from a copy or make it again with `collect`"
+    if not path.is_file():
+        raise ValueError(f"{path}: there is no such rollouts file; {mend}")
     if path.suffix == ".jsonl":
         return {"schema": SCHEMA, "manifest": {}, "suite": {}, "rollouts": read_lines(path)}
-    mend = "bring it back from a copy or make it again with `collect`"
     data = load_json(path, mend)
     if not isinstance(data, dict) or data.get("schema") != SCHEMA or not isinstance(data.get("rollouts"), list):
         raise ValueError(f"{path}: not a rollouts file of schema {SCHEMA}; {mend}")
@@ -571,7 +572,7 @@ def default_output(notebook: Path, values: dict, root: Path) -> str:  # relative
     "`results/<scenario>/<notebook>`; a notebook without a scenario goes to `results/paper/`."
     return os.path.relpath(root / "results" / values.get("scenario", "paper") / notebook.name)
 
-# %% ../nbs/04a_runs.ipynb #905e21ed
+# %% ../nbs/04a_runs.ipynb #0c1cc706
 def is_ours(notebook: Path) -> bool:
     "A notebook in the `nbs` folder of a project whose package this is."
     settings = notebook.resolve().parent.parent / "settings.ini"
@@ -593,6 +594,8 @@ def prepare_command(argv: list[str]) -> str | None:  # a text to show instead of
     check_names(given, declared, argv[words[0]])
     check_types(given, declared)
     values = declared | given
+    if "rollouts" in values:  # tables, figures and listings read it
+        read_rollouts(root / values["rollouts"])
     result = check_run(values, notebook, root) if {"scenario", "model"} <= values.keys() else None
     if declared and not result and len(words) == 1:
         argv.insert(words[0] + 1, default_output(notebook, values, root))

@@ -128,6 +128,7 @@ def test_baselines_and_their_models(project):
 
 
 def test_a_notebook_without_a_scenario(project):
+    write_json(project / "mine.json", {"schema": 1, "rollouts": []})
     assert papermill(project, "nbs/06_tables.ipynb", "-p", "rollouts", "mine.json").returncode == 0
     assert parameters(project / "results/paper/06_tables.ipynb") == {"rollouts": "mine.json"}
 
@@ -263,6 +264,15 @@ def test_a_missing_checkpoint(project):
     shutil.copytree(ROOT / "atlas_rlvr", package, ignore=shutil.ignore_patterns("policy", "__pycache__"))
     line = refused(project, "nbs/05_train.ipynb", env={"PYTHONPATH": str(package.parent)})
     assert "embedded policy is missing" in line and "04b_policy" in line
+
+
+@pytest.mark.parametrize("text, message", [('{"schema": 1, "rollouts": [{"task"', "line 1, column 35"),
+                                           (None, "there is no such rollouts file")], ids=["cut", "missing"])
+def test_a_rollouts_file_that_cannot_be_read(project, text, message):
+    (project / "results" / "old.json").write_text("precious")
+    if text:
+        (project / "r.json").write_text(text)
+    assert message in refused(project, "nbs/06_tables.ipynb")
 
 
 # A finished run
