@@ -366,7 +366,7 @@ def test_the_papers_values_are_labelled(out):
         assert not is_qwen or row["low"] == row["high"] == row["rollouts"] == ""
     results_row = rows(out, "paper/tables/results.csv")[1]
     assert {name for name, value in results_row.items() if value in ("0.6800", "1.0000")} == {
-        "Paper: Qwen3.5-4B",
+        "Paper: 4B",
         "Paper: RLVR",
     }
     for n in (1, 2, 3):
