@@ -4,7 +4,7 @@ import sys
 from importlib.resources import files
 from pathlib import Path
 
-from safetensors.numpy import load_file
+from safetensors.torch import load_file
 
 from atlas_rlvr.rewards import rescore
 from atlas_rlvr.runs import read_lines, record_key, run_folder
@@ -12,8 +12,7 @@ from atlas_rlvr.runs import read_lines, record_key, run_folder
 
 def moved(before: dict, after: dict) -> float:
     "The largest change of any weight."
-    return max(float(abs(after[name].astype("float32") - weights.astype("float32")).max())
-               for name, weights in before.items() if name in after)
+    return max(float((after[name].float() - weights.float()).abs().max()) for name, weights in before.items() if name in after)
 
 
 def main(project: str):

@@ -10,8 +10,8 @@ __all__ = ['SCHEMA', 'KEY', 'COLUMNS', 'PACKAGES', 'GPU_MODELS', 'MODELS', 'GUES
            'Recorder', 'drop_torn_line', 'split_lines', 'recover', 'finished', 'result_text', 'git_commit', 'manifest',
            'compact', 'one_hash', 'unique', 'run_folders', 'read_run', 'collect', 'gpu_present', 'resolve_model',
            'split_command', 'guess_type', 'option_parameters', 'given_parameters', 'declared_parameters', 'check_names',
-           'check_types', 'check_choice', 'check_model', 'check_writable', 'check_run', 'default_output', 'is_ours',
-           'prepare_command', 'scrub', 'ResultsHandler', 'is_papermill', 'on_import']
+           'check_types', 'check_choice', 'check_model', 'check_writable', 'check_run', 'default_output', 'is_project',
+           'is_ours', 'prepare_command', 'scrub', 'ResultsHandler', 'is_papermill', 'on_import']
 
 # %% ../nbs/04a_runs.ipynb #e35b6dfd
 import ast
@@ -572,12 +572,17 @@ def default_output(notebook: Path, values: dict, root: Path) -> str:  # relative
     "`results/<scenario>/<notebook>`; a notebook without a scenario goes to `results/paper/`."
     return os.path.relpath(root / "results" / values.get("scenario", "paper") / notebook.name)
 
-# %% ../nbs/04a_runs.ipynb #0c1cc706
+# %% ../nbs/04a_runs.ipynb #cfe01c63
+def is_project(folder: Path) -> bool:
+    "The folder holds the `settings.ini` of this package."
+    settings = folder / "settings.ini"
+    return settings.is_file() and "atlas_rlvr" in settings.read_text(encoding="utf-8")
+
+
 def is_ours(notebook: Path) -> bool:
-    "A notebook in the `nbs` folder of a project whose package this is."
-    settings = notebook.resolve().parent.parent / "settings.ini"
-    return notebook.suffix == ".ipynb" and notebook.is_file() and notebook.resolve().parent.name == "nbs" \
-        and settings.is_file() and "atlas_rlvr" in settings.read_text(encoding="utf-8")
+    "A notebook in the `nbs` folder of such a project."
+    folder = notebook.resolve().parent
+    return notebook.suffix == ".ipynb" and notebook.is_file() and folder.name == "nbs" and is_project(folder.parent)
 
 
 ONLY_TOLD = {"--help-notebook", "-h", "--help", "--version"}  # nothing is run
@@ -601,7 +606,7 @@ def prepare_command(argv: list[str]) -> str | None:  # a text to show instead of
         argv.insert(words[0] + 1, default_output(notebook, values, root))
     return result
 
-# %% ../nbs/04a_runs.ipynb #92e4d848
+# %% ../nbs/04a_runs.ipynb #98e761ce
 def scrub(text: str) -> str:  # of a notebook, JSON
     "The text without the project's and the user's folder (tracebacks hold them)."
     home = str(Path.home())
@@ -617,7 +622,7 @@ class ResultsHandler:
         return Path(path).read_text(encoding="utf-8")
 
     def write(self, text: str, path: str):
-        replace_text(Path(path), scrub(text))
+        replace_text(Path(path), scrub(text) if is_project(project_root()) else text)
 
     def listdir(self, path: str) -> list[str]:
         return [str(entry) for entry in sorted(Path(path).iterdir())]

@@ -154,6 +154,13 @@ def test_help_of_the_notebook(project):
         assert text in done.stdout
 
 
+def test_help_of_the_training_notebook():
+    done = papermill(ROOT, "nbs/05_train.ipynb", "--help-notebook", execute=True)
+    lines = [line.strip() for line in done.stdout.split("\n") if re.match(r"\s*(scenario|model|seed|fresh): ", line)]
+    assert [line.split(":")[0] for line in lines] == ["scenario", "model", "seed", "fresh"]
+    assert all("(default" in line for line in lines), done.stdout
+
+
 def test_other_projects_are_left_alone(project):
     (project / "settings.ini").write_text("[DEFAULT]\nlib_path = something_else\n")
     done = papermill(project, "nbs/05_train.ipynb", "-p", "scenari", "x")
