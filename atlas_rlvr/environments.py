@@ -8,8 +8,9 @@ __all__ = ['SCHEMAS', 'TOOLS', 'ISSUE', 'PAGE', 'PAGE_KEEP', 'ROUTES', 'DIALECTS
            'PageTools', 'TransitionTools', 'LabelTools', 'TransitionEnv', 'SubtaskEnv', 'PageEnv', 'LabelEnv',
            'CrossEnv', 'execute', 'transcript', 'run_calls', 'reset_synthetic_data']
 
-# %% ../nbs/01c_environments.ipynb #4394c5fb
+# %% ../nbs/01c_environments.ipynb #3f8c2f38
 import json
+import re
 from dataclasses import dataclass
 from functools import partial
 from urllib.parse import quote
@@ -61,7 +62,7 @@ ROUTES = {
     "search_pages": Route("confluence", "GET", "/wiki/rest/api/search", keep=("results",)),
 }
 
-# %% ../nbs/01c_environments.ipynb #8fb5d9f6
+# %% ../nbs/01c_environments.ipynb #413cdfc7
 def _label_body(labels):
     "The v1 form of a list of names; anything else goes out as it came, for the API to refuse."
     return [{"prefix": "global", "name": name} for name in labels] if isinstance(labels, list) else labels
@@ -69,7 +70,7 @@ def _label_body(labels):
 
 def _cql(query) -> str:
     "Words as a CQL text search."
-    words = str(query).replace("\\", "\\\\").replace('"', '\\"')
+    words = " ".join(re.findall(r"\w+", str(query)))  # punctuation would be read as search operators
     return f'type = page AND text ~ "{words}"'
 
 
@@ -84,7 +85,7 @@ def _payload(name: str, rest: dict) -> tuple[dict, str]:  # arguments that are n
         return {}, json.dumps(_label_body(rest["labels"])) if "labels" in rest else ""
     return {}, json.dumps(rest)
 
-# %% ../nbs/01c_environments.ipynb #d2409468
+# %% ../nbs/01c_environments.ipynb #07fabd12
 def _path(name: str, arguments: dict) -> tuple[str, str | None]:
     "The request path, and the path argument that is missing (or None)."
     path = ROUTES[name].path
@@ -94,7 +95,7 @@ def _path(name: str, arguments: dict) -> tuple[str, str | None]:
         value = arguments.get(argument)
         if isinstance(value, bool) or not isinstance(value, str | int) or str(value).strip() == "":
             return path, argument
-        path = path.replace("{" + argument + "}", quote(str(value), safe=""))
+        path = path.replace("{" + argument + "}", quote(str(value), safe="", errors="replace"))
     return path, None
 
 
@@ -146,7 +147,7 @@ def wire_seed(seed: dict) -> dict:
               for k, row in seed.get("issues", {}).items()}
     return {**seed, "issues": issues}
 
-# %% ../nbs/01c_environments.ipynb #9e78e68e
+# %% ../nbs/01c_environments.ipynb #4c0ba307
 class SchemaTool(dict):
     "An OpenAI tool schema that can be called: the policy sees nested arguments, TRL calls it like the method it covers."
 
@@ -189,7 +190,8 @@ class AtlasEnv:
         status, body = send(self._world, name, sent)
         self._log.append((name, arguments, status))
         body = _alias_back(self._world, body) if paper and isinstance(body, dict) else body
-        return json.dumps({"status": status, "body": body}, separators=(",", ":"), ensure_ascii=False)
+        text = json.dumps({"status": status, "body": body}, separators=(",", ":"), ensure_ascii=False)
+        return text.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate of the policy's is no text
 
 # %% ../nbs/01c_environments.ipynb #24cdb2a5
 class IssueTools:

@@ -125,7 +125,7 @@ def _structured(entry, last_and_cut: bool) -> Call:  # last_and_cut: the last en
     repairs = tuple(map(str, _list(kept.get("repairs")))) or repairs
     return Call(name if isinstance(name, str) else None, arguments, raw, outcome=outcome, repairs=repairs)
 
-# %% ../nbs/00_tool_calls.ipynb #0f2f37b3
+# %% ../nbs/00_tool_calls.ipynb #736fd242
 def _json_calls(block: str) -> list[Call]:
     "Calls of a Qwen3 block; several values in one block are several calls, flagged."
     values, repairs = decode(block)
@@ -138,7 +138,8 @@ def _json_calls(block: str) -> list[Call]:
     for value in values:
         if not isinstance(value, dict) or not isinstance(value.get("name"), str):
             raise TypeError("a call is an object with a name")
-        arguments, more = read_arguments(value.get("arguments"))
+        given = value.get("arguments")  # text here is text inside the block's JSON
+        arguments, more = read_arguments(json.dumps(given) if _text(given).strip() else given)
         outcome = "malformed" if arguments is None else "unexecuted"
         calls.append(Call(value["name"], arguments, block, outcome=outcome, repairs=repairs + more))
     return calls

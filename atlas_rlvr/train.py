@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['PAPER', 'OURS', 'EMBEDDED', 'SMOLLM2', 'RECIPES', 'GOAL', 'CONFIG_FIELDS', 'REPEATS', 'Setting', 'recipe', 'settings',
            'choose_model', 'one_gpu', 'has_gpu', 'device_line', 'quiet_libraries', 'batch_plan', 'moving_mean',
-           'quiet_epochs', 'stop_reason', 'StopRule', 'progress_line', 'ending', 'judge', 'Ledger', 'training_rows',
+           'quiet_epochs', 'stop_reason', 'StopRule', 'progress_line', 'judge', 'Ledger', 'training_rows',
            'evaluation_rows', 'completion_tokens', 'check_budget', 'grpo_config', 'stop_rule', 'make_trainer',
            'load_model', 'load_smollm2', 'evaluate', 'interval', 'summary', 'print_summary', 'trainer_state',
            'newest_checkpoint', 'stop_state', 'batches_done', 'Run', 'make_run', 'described', 'epoch_means',
            'minutes_to_goal', 'reward_rows', 'write_run', 'measure', 'learn', 'stopped', 'carry_out', 'train']
 
-# %% ../nbs/05_train.ipynb #6cfb9e6a
+# %% ../nbs/05_train.ipynb #9763f192
 import csv
 import json
 import math
@@ -46,7 +46,7 @@ from atlas_rlvr.runs import (
     write_json,
 )
 from .scenarios import SCENARIOS, gold_calls, lint, load_tasks, messages, task_env
-from .tool_calls import build_trace, call_to_json
+from .tool_calls import build_trace, call_to_json, response_parser, rollout_outcome
 
 # %% ../nbs/05_train.ipynb #aae6b1e2
 @dataclass(frozen=True)
@@ -264,22 +264,12 @@ def progress_line(row: dict, raw: float | None, means: list[float]) -> str:
     return (f"batch {row['batch']:3}  reward {row['mean']:.3f}  raw {raw:+.3f}  last 5 epochs {recent}  "
             f"groups without spread {row['zero_std_groups']}/{groups}  cut off {row['truncated']:.0%}  {row['seconds']:.1f} s")
 
-# %% ../nbs/05_train.ipynb #355bbcfc
-def ending(completion: list[dict], trace: list, cut: bool, turn_cap: int) -> str:  # cut: the budget was used up
-    "`ended`, `truncated`, `malformed` or `turn_cap`."
-    turns = sum(message["role"] == "assistant" for message in completion)
-    if completion and completion[-1].get("tool_calls"):  # calls that nobody answered
-        return "turn_cap" if turns >= turn_cap else "truncated"
-    if cut:
-        return "truncated"
-    return "malformed" if trace and trace[-1].outcome in ("malformed", "truncated") else "ended"
-
-
+# %% ../nbs/05_train.ipynb #b096776d
 def judge(task: dict, completion: list[dict], cut: bool = False, turn_cap: int = 25, failure: str | None = None) -> dict:
     "The part of a rollout record that follows from the transcript; a failure of the infrastructure earns no reward."
     trace = build_trace(completion)
     record = {"task": task["id"], "scenario": task["scenario"], "split": task["split"],
-              "outcome": ending(completion, trace, cut, turn_cap), "calls": [call_to_json(call) for call in trace],
+              "outcome": rollout_outcome(completion, trace, cut, turn_cap), "calls": [call_to_json(call) for call in trace],
               "turns": sum(message["role"] == "assistant" for message in completion)}
     if failure:
         return record | {"outcome": "error", "reward": None, "raw": None, "components": {}, "error": failure}
@@ -373,7 +363,7 @@ def check_budget(tokenizer, tasks: list[dict], values: dict):
             raise ValueError(f"max_completion_length {values['max_completion_length']} cannot hold the gold transcript of "
                              f"{task['id']} ({tokens} tokens); the paper uses 2048–4096")
 
-# %% ../nbs/05_train.ipynb #7df94afd
+# %% ../nbs/05_train.ipynb #f192a59c
 CONFIG_FIELDS = ("num_generations", "num_iterations", "gradient_accumulation_steps", "max_tool_calling_iterations",
                  "save_total_limit", "bf16", "max_completion_length", "learning_rate", "lr_scheduler_type", "loss_type",
                  "scale_rewards", "beta", "temperature", "shuffle_dataset", "activation_checkpointing", "use_cpu")
@@ -410,6 +400,7 @@ def make_trainer(scenario: str, model, tokenizer, config, rows: list[dict], ledg
     trainer = GRPOTrainer(model=model, reward_funcs=ledger.score_rollouts, args=config, processing_class=tokenizer,
                           train_dataset=Dataset.from_list(rows), environment_factory=ENVIRONMENTS[scenario],
                           callbacks=list(callbacks))
+    trainer._tokenizer.parse_response = response_parser(trainer._tokenizer)  # transformers' own casts nested text
     trainer.remove_callback(PrinterCallback)
     return trainer
 

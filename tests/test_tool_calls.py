@@ -78,6 +78,13 @@ def test_a04_double_encoding():
     assert '\\"' not in json.dumps(normalise(message)["tool_calls"][0]["function"])
 
 
+def test_a04_double_encoding_in_text():
+    [call] = parse_message(block("get_issue", json.dumps(READ)))
+    assert (call.arguments, call.repairs) == (READ, ("double_encoded",))
+    assert parse_message(block("get_issue", json.dumps(json.dumps(READ))))[0].outcome == "malformed"
+    assert parse_message(block("get_issue", ""))[0].repairs == ("no_arguments",)
+
+
 @pytest.mark.parametrize("given", [json.dumps(json.dumps(json.dumps(READ))), '"text"', "5", "[1]", '["a"]', "true"])
 def test_a04_no_object_is_an_invalid_payload(given):
     assert (one(given).arguments, one(given).outcome, one(given).raw) == (None, "malformed", given)
