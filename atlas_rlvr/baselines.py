@@ -30,7 +30,7 @@ from atlas_rlvr.tool_calls import (
     unknown_tool_answer,
 )
 
-# %% ../nbs/04_baselines.ipynb #99ca4461
+# %% ../nbs/04_baselines.ipynb #528b575a
 MAX_TURNS = 25  # paper, Section 6.1; for TRL: 24 rounds of calls and a last turn
 
 
@@ -45,7 +45,7 @@ def _without_answers(talk: list[dict]) -> list[dict]:
     end = max((i for i, message in enumerate(talk) if message["role"] == "assistant"), default=len(talk) - 1)
     return talk[:end + 1]
 
-
+# %% ../nbs/04_baselines.ipynb #dec71693
 def episode(env, start: list[dict], tools: list[dict], max_turns: int = MAX_TURNS) -> Generator:
     "Yields the conversation, takes a message (None: no room for one), returns (messages, outcome)."
     talk, known, cut = list(start), {tool["function"]["name"] for tool in tools}, False
@@ -166,7 +166,7 @@ def sample(model, tokenizer, prompts: list[list[int]], rooms: list[int], tempera
     whole = [row[:row.index(end) + 1] if end in row else row for row in made]
     return [row[:room] for row, room in zip(whole, rooms, strict=True)]
 
-# %% ../nbs/04_baselines.ipynb #9bb90b93
+# %% ../nbs/04_baselines.ipynb #270abcbd
 def _rooms(model, tokenizer, texts: list[str], starts: list[str], budget: int) -> tuple[list, list[int]]:
     "Prompt ids, and how many tokens each may still get."
     prompts, first = (tokenizer(part, add_special_tokens=False)["input_ids"] for part in (texts, starts))
@@ -186,7 +186,7 @@ def _message(tokenizer, text: str, ids: list[int]) -> dict:  # text: the prompt
     written = tokenizer.decode([token for token in ids if token != tokenizer.eos_token_id])
     return normalise(reopen(text) + written) | ({"finish_reason": "length"} if cut else {})
 
-
+# %% ../nbs/04_baselines.ipynb #a57c97f6
 def batch_policy(model, tokenizer, tools: list[dict], budget: int, temperature: float = TEMPERATURE, seed: int = 0):
     "A policy for `run_episodes`: conversations → messages, None where the budget (tokens) is used up."
     import torch
@@ -206,13 +206,13 @@ def batch_policy(model, tokenizer, tools: list[dict], budget: int, temperature: 
         return [replies.get(i) for i in range(len(talks))]
     return policy
 
-
+# %% ../nbs/04_baselines.ipynb #d50b6fa0
 def transformers_policy(model, tokenizer, tools: list[dict], budget: int, **options) -> Callable:
     "The same for `run_episode`: one conversation → one message."
     many = batch_policy(model, tokenizer, tools, budget, **options)
     return lambda messages: many([messages])[0]
 
-# %% ../nbs/04_baselines.ipynb #df93a51b
+# %% ../nbs/04_baselines.ipynb #b7b8c228
 REPEATS = {"train": 5, "held_out": 1}  # rollouts a task: about 40 a split
 
 
@@ -228,7 +228,7 @@ def load_local(model: str, scenario: str) -> tuple:  # (model, tokenizer, settin
     network, tokenizer = load_model(values)
     return network.to("cpu" if values["use_cpu"] else "cuda"), tokenizer, values
 
-
+# %% ../nbs/04_baselines.ipynb #272475c6
 def _chunk(jobs: list[tuple], policy: Callable, run: dict) -> list[dict]:  # jobs: (task, generation)
     "The records of some rollouts, generated together."
     tools = tool_schemas(jobs[0][0]["scenario"])
@@ -258,7 +258,7 @@ def play_tasks(make_policy: Callable, tasks: list[dict], repeats: int, size: int
     kept = {record_key(record): record for record in read_lines(recorder.rollouts)}
     return [kept[key] for key in keys if key in kept]
 
-# %% ../nbs/04_baselines.ipynb #d21592f2
+# %% ../nbs/04_baselines.ipynb #9b22e1a0
 def run_baseline(scenario: str, model: str, seed: int = 0, split: str = "train", repeats: int | None = None) -> list:
     "Records of a local model on a split, in input order, written to the run's folder; a second call goes on."
     model = resolve_model(model, check_scenario(scenario))
@@ -271,7 +271,7 @@ def run_baseline(scenario: str, model: str, seed: int = 0, split: str = "train",
     return play_tasks(policy, load_tasks(scenario, split), REPEATS[split] if repeats is None else repeats,
                       values["eval_batch_size"], Recorder(folder), {"model": model, "seed": seed})
 
-
+# %% ../nbs/04_baselines.ipynb #c7ebb94a
 def outcome_table(records: list[dict]) -> dict:  # {"n", "mean", "perfect", "errors", outcome: count}
     "What came out, errors apart."
     scored = [record["reward"] for record in records if record["reward"] is not None]

@@ -125,7 +125,7 @@ def _structured(entry, last_and_cut: bool) -> Call:  # last_and_cut: the last en
     repairs = tuple(map(str, _list(kept.get("repairs")))) or repairs
     return Call(name if isinstance(name, str) else None, arguments, raw, outcome=outcome, repairs=repairs)
 
-# %% ../nbs/00_tool_calls.ipynb #736fd242
+# %% ../nbs/00_tool_calls.ipynb #28562fbf
 def _json_calls(block: str) -> list[Call]:
     "Calls of a Qwen3 block; several values in one block are several calls, flagged."
     values, repairs = decode(block)
@@ -144,7 +144,7 @@ def _json_calls(block: str) -> list[Call]:
         calls.append(Call(value["name"], arguments, block, outcome=outcome, repairs=repairs + more))
     return calls
 
-
+# %% ../nbs/00_tool_calls.ipynb #0f1f4f85
 def _xml_value(text: str) -> tuple[object, tuple[str, ...]]:  # (value, repairs)
     "An object or a list where the text is one, else the text."
     if text[:1] not in ("{", "["):
@@ -154,7 +154,7 @@ def _xml_value(text: str) -> tuple[object, tuple[str, ...]]:  # (value, repairs)
     except BROKEN:
         return text, ()
 
-# %% ../nbs/00_tool_calls.ipynb #2b32e902
+# %% ../nbs/00_tool_calls.ipynb #3e2ceb54
 FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)(?:</function>|(?=<function=)|\Z)", re.DOTALL)
 PARAMETER = re.compile(r"<parameter=([^>\n]+)>\s*(.*?)\s*</parameter>", re.DOTALL)
 
@@ -173,7 +173,7 @@ def _xml_calls(block: str) -> list[Call]:
         calls.append(Call(name.strip(), arguments, block, repairs=repairs))
     return calls
 
-
+# %% ../nbs/00_tool_calls.ipynb #086ba5e6
 def _block_calls(block: str, closed: bool) -> list[Call]:  # block: the text between the tags
     "Calls of one block; never closed means cut off, unreadable means malformed, and neither is run."
     if not closed:
@@ -201,7 +201,7 @@ def _text_calls(text: str) -> list[Call]:
     return [call for match in BLOCK.finditer(split_thinking(text)[1]) if match["block"] is not None
             for call in _block_calls(match["block"], bool(match["close"]))]
 
-# %% ../nbs/00_tool_calls.ipynb #0f6c2b2d
+# %% ../nbs/00_tool_calls.ipynb #8a0a81df
 def _list(value) -> list:
     return value if isinstance(value, list) else []
 
@@ -218,7 +218,7 @@ def _entries(message: dict) -> list:
     old = message.get("function_call")
     return _list(message.get("tool_calls")) or ([old] if isinstance(old, dict) else [])
 
-
+# %% ../nbs/00_tool_calls.ipynb #ebc29331
 def parse_message(message: dict | str, turn: int = 0, truncated: bool = False) -> list[Call]:
     "Calls of one assistant message, none of them executed yet; never raises."
     message = message if isinstance(message, dict) else {"content": message}
@@ -229,7 +229,7 @@ def parse_message(message: dict | str, turn: int = 0, truncated: bool = False) -
         calls = _text_calls(_text(message.get("content")))
     return [replace(call, id=f"t{turn}c{index}") for index, call in enumerate(calls)]
 
-# %% ../nbs/00_tool_calls.ipynb #8dcd0eb8
+# %% ../nbs/00_tool_calls.ipynb #0d4e9d43
 RUNNABLE = "unexecuted"
 
 
@@ -248,7 +248,7 @@ def _plain_text(text: str) -> dict:  # {"content"} and, where there is some, {"r
     thinking = "\n".join(re.sub(r"</?think>", "", part).strip() for part in thoughts if part)
     return {"content": BLOCK.sub("", rest).strip()} | ({"reasoning_content": thinking} if thinking else {})
 
-
+# %% ../nbs/00_tool_calls.ipynb #fcbea295
 def normalise(message: dict | str, turn: int = 0) -> dict:
     "The canonical OpenAI-shaped assistant message; idempotent."
     message = message if isinstance(message, dict) else {"content": message}
@@ -280,7 +280,7 @@ def to_http(message: dict, turn: int = 0) -> dict:
              for call in message.get("tool_calls", [])]
     return message | ({"tool_calls": calls} if calls else {})
 
-# %% ../nbs/00_tool_calls.ipynb #5afe8259
+# %% ../nbs/00_tool_calls.ipynb #4dae5257
 def unknown_tool_answer(name: str | None) -> str:
     "What TRL answers to a tool that does not exist; baselines answer the same."
     return str({"error": f"Tool {name} not found."})
@@ -294,7 +294,7 @@ def _answer_value(content):
     except BROKEN:
         return text
 
-
+# %% ../nbs/00_tool_calls.ipynb #0fb3a39e
 def read_answer(content, name: str | None) -> dict:  # fields of a Call
     "Outcome, status and body of a tool message; an answer without a status counts as served unless it says `error`."
     answer = _answer_value(content)
@@ -308,14 +308,14 @@ def read_answer(content, name: str | None) -> dict:  # fields of a Call
         return {"outcome": "unknown_tool" if unknown else "api_error", "body": answer}
     return {"outcome": "ok", "body": answer}
 
-# %% ../nbs/00_tool_calls.ipynb #b64859f1
+# %% ../nbs/00_tool_calls.ipynb #170423f2
 def _given_ids(message: dict, n: int) -> list:
     "The server's own ids of a message's calls, or none where they are missing, empty or repeated."
     ids = [entry.get("id") for entry in _entries(message) if isinstance(entry, dict)]
     good = len(ids) == n and all(isinstance(i, str) and i for i in ids) and len(set(ids)) == n
     return ids if good else []
 
-
+# %% ../nbs/00_tool_calls.ipynb #99257c34
 def _pair(calls: list[Call], ids: list, answers: list[dict]) -> list[Call]:
     "Calls of one turn with their answers; a call that could not be run keeps its outcome."
     open_calls = dict(enumerate(calls))
@@ -383,7 +383,7 @@ def from_response(response: dict, max_tokens: int | None = None) -> dict:
         reason = "length"
     return _dict(_dict(choices[0]).get("message")) | ({"finish_reason": reason} if isinstance(reason, str) else {})
 
-# %% ../nbs/00_tool_calls.ipynb #db2ebed7
+# %% ../nbs/00_tool_calls.ipynb #9843f472
 def _slot(calls: list[dict], part: dict) -> dict:
     "The call that a fragment belongs to; a new one where it starts a call."
     index, given = part.get("index"), part.get("id") or ""
@@ -403,7 +403,7 @@ def _extend(call: dict, part: dict):
         function["name"] += _text(more.get("name"))
     function["arguments"] += _text(more.get("arguments"))
 
-
+# %% ../nbs/00_tool_calls.ipynb #f55c44ab
 def assemble(chunks: list[dict]) -> dict:
     "One assistant message from streamed deltas (bare, or inside `choices`); never raises."
     calls, message = [], {"role": "assistant", "content": ""}
