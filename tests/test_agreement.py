@@ -67,9 +67,8 @@ def trl_record(tiny, monkeypatch):
             asked = [tokenizer.decode(ids).count("<|im_start|>assistant") - 1 for ids in prompt_ids]
             return [tokenizer(texts[n] + "<|im_end|>")["input_ids"] for n in asked], None
         monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", turn)
-        values = T.settings("embedded", "subtask", max_completion_length=30000)
-        ledger = T.Ledger(None, {"model": "embedded", "seed": 0}, values, T.batch_plan(8, values))
-        [found] = T.evaluate(model, tokenizer, T.evaluation_rows([TASK], 1, "before", 0.7), ledger)
+        run = T.plan_run("subtask", "embedded", 0, max_completion_length=30000)
+        [found] = T.evaluate(run, model, tokenizer, T.evaluation_rows([TASK], 1, "before", 0.7))
         return found
     return record
 

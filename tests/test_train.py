@@ -13,7 +13,6 @@ from atlas_rlvr.rewards import rescore
 from atlas_rlvr.runs import Recorder, read_lines, record_key, run_folder
 from atlas_rlvr.scenarios import SCENARIOS, gold_calls, load_tasks, task_env
 
-PROMPTS = {"transition": 6, "subtask": 8, "page": 8, "label": 6, "cross": 12}
 
 
 def gold_completion(task, verify=True):
@@ -21,9 +20,7 @@ def gold_completion(task, verify=True):
 
 
 def ledger_for(scenario, recorder=None, **changes):
-    values = T.settings("embedded", scenario, **changes)
-    plan = T.batch_plan(PROMPTS[scenario], values)
-    return T.Ledger(recorder, {"model": "embedded", "seed": 0}, values, plan)
+    return T.Ledger(T.plan_run(scenario, "embedded", 0, **changes), recorder)
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -201,7 +198,7 @@ def test_b05_clamped_groups_are_counted(monkeypatch):
     assert [record["raw"] for record in ledger.records] == [-0.4, -0.7, -1.15, -0.55]
     row = ledger.close()
     assert row["zero_std_groups"] == 1
-    line = T.progress_line(row, ledger.raw, [])
+    line = T.progress_line(row, [])
     assert "groups without spread 1/1" in line and "raw -0.700" in line
     assert T.stop_reason([0.0] * 20, patience=8, window=5) == "plateau"
 
@@ -222,7 +219,7 @@ def test_b08_a_cut_rollout_is_called_truncated():
     task = load_tasks("subtask")[0]
     ledger.score_rollouts([gold_completion(task)[:2]] * 2, [json.dumps(task)] * 2, completion_ids=[[7] * 256, [7] * 255])
     assert [record["outcome"] for record in ledger.records] == ["truncated", "ended"]
-    assert "cut off 50%" in T.progress_line(ledger.close(), ledger.raw, [])
+    assert "cut off 50%" in T.progress_line(ledger.close(), [])
 
 
 def test_a_malformed_call_ends_a_rollout():
@@ -468,9 +465,8 @@ def test_b08_a_budget_below_the_gold_is_refused(project, tokenizer):
 
 def evaluated(scenario, tokenizer, tasks=1, **changes):
     "Records of one evaluation of the tiny model."
-    ledger = ledger_for(scenario, **changes)
     rows = T.evaluation_rows(load_tasks(scenario)[:tasks], 1, "before", 0.7)
-    return T.evaluate(tiny_model(tokenizer), tokenizer, rows, ledger)
+    return T.evaluate(T.plan_run(scenario, "embedded", 0, **changes), tiny_model(tokenizer), tokenizer, rows)
 
 
 def test_b07_the_turn_cap_in_the_trainer(tokenizer, scripted):
@@ -488,7 +484,7 @@ def test_an_answer_beyond_the_budget_truncates(tokenizer, scripted):
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_b09_the_tool_menu_is_table_1(tmp_path, tokenizer, scenario):
     ledger = ledger_for(scenario)
-    trainer = T.make_trainer(scenario, tiny_model(tokenizer), tokenizer, T.grpo_config(ledger.values, ledger.plan, tmp_path, 0),
+    trainer = T.make_trainer(ledger.run, tiny_model(tokenizer), tokenizer, T.grpo_config(ledger.run, tmp_path),
                              T.training_rows(load_tasks(scenario)), ledger)
     trainer._batch_environments = [None]
     (ids,), _, _ = trainer._tokenize_prompts([T.messages(load_tasks(scenario)[0])])
@@ -522,19 +518,18 @@ def test_the_papers_recipes_take_a_step(tmp_path, tokenizer, scripted, model, ki
     tokenizer.chat_template, tokenizer.response_template = getattr(chat_template_utils, template), None
     scenario = "transition" if model == "qwen3-1.7b" else "subtask"
     changes = {"max_completion_length": 12} if sampled else {}
-    values = T.settings(model, scenario, use_cpu=True, max_batches=1, learning_rate=1e-2, **changes)
-    plan = T.batch_plan(PROMPTS[scenario], values)
-    ledger = T.Ledger(Recorder(tmp_path), {"model": model, "seed": 0}, values, plan)
+    run = T.plan_run(scenario, model, 0, use_cpu=True, max_batches=1, learning_rate=1e-2, **changes)
+    ledger = T.Ledger(run, Recorder(tmp_path))
     policy = tiny_model(tokenizer, kind).to(torch.bfloat16)
     start = {name: weight.clone() for name, weight in policy.state_dict().items()}
     if not sampled:
         scripted(unreliable(shape, chance=0.7))
-    trainer = T.make_trainer(scenario, policy, tokenizer, T.grpo_config(values, plan, tmp_path / "checkpoints", 0),
-                             T.training_rows(load_tasks(scenario)), ledger, [T.stop_rule(values, plan, ledger)])
+    trainer = T.make_trainer(run, policy, tokenizer, T.grpo_config(run, tmp_path / "checkpoints"),
+                             T.training_rows(load_tasks(scenario)), ledger, [T.stop_rule(run, ledger)])
     trainer.train()
     records = read_lines(tmp_path / "rollouts.jsonl")
-    assert trainer.state.global_step == plan["steps_per_batch"] == 2
-    assert len(records) == plan["rollouts"] == values["num_generations"]
+    assert trainer.state.global_step == run.plan["steps_per_batch"] == 2
+    assert len(records) == run.plan["rollouts"] == run.values["num_generations"]
     if sampled:
         assert all(record["reward"] is not None for record in records)
         return
