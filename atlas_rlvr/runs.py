@@ -572,7 +572,7 @@ def default_output(notebook: Path, values: dict, root: Path) -> str:  # relative
     "`results/<scenario>/<notebook>`; a notebook without a scenario goes to `results/paper/`."
     return os.path.relpath(root / "results" / values.get("scenario", "paper") / notebook.name)
 
-# %% ../nbs/04a_runs.ipynb #cfe01c63
+# %% ../nbs/04a_runs.ipynb #08685e15
 def is_project(folder: Path) -> bool:
     "The folder holds the `settings.ini` of this package."
     settings = folder / "settings.ini"
@@ -584,7 +584,7 @@ def is_ours(notebook: Path) -> bool:
     folder = notebook.resolve().parent
     return notebook.suffix == ".ipynb" and notebook.is_file() and folder.name == "nbs" and is_project(folder.parent)
 
-
+# %% ../nbs/04a_runs.ipynb #823db701
 ONLY_TOLD = {"--help-notebook", "-h", "--help", "--version"}  # nothing is run
 
 

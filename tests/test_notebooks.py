@@ -14,7 +14,7 @@ from nbdev.test import test_nb as run_notebook
 
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "nbs").glob("[0-9]*.ipynb"))
-PARAMETERISED = {"04_baselines", "05_train", "06_tables", "07_figures", "08_listings"}
+PARAMETERISED = {"04_baselines", "04b_policy", "05_train", "06_tables", "07_figures", "08_listings"}
 BIN = Path(sys.executable).parent
 settings = ConfigParser(delimiters=["="])
 settings.read(ROOT / "settings.ini", encoding="utf-8")
@@ -122,8 +122,8 @@ def test_the_parameters_of_a_training_run():
 
 
 def test_no_parameter_is_a_secret():
-    words = re.compile(r"token|secret|password|credential|api_?key", re.IGNORECASE)
-    assert not [source(cell) for path in NOTEBOOKS for cell in tagged(path) if words.search(source(cell))]
+    names = [name for path in NOTEBOOKS for cell in tagged(path) for name in re.findall(r"^\w+", source(cell), re.MULTILINE)]
+    assert names and not [name for name in names if re.search(r"token|secret|password|credential|key", name)]
 
 
 def test_cleaning_keeps_the_tag(tmp_path):
