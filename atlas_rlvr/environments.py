@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['SCHEMAS', 'TOOLS', 'ISSUE', 'PAGE', 'PAGE_KEEP', 'ROUTES', 'DIALECTS', 'SITE', 'SEEDS', 'ENVIRONMENTS',
            'tool_schemas', 'Route', 'send', 'wire_key', 'wire_seed', 'SchemaTool', 'AtlasEnv', 'IssueTools',
-           'PageTools', 'TransitionTools', 'LabelTools', 'TransitionEnv', 'SubtaskEnv', 'PageEnv', 'LabelEnv',
-           'CrossEnv', 'execute', 'transcript', 'run_calls', 'reset_synthetic_data']
+           'PageTools', 'TransitionTools', 'LabelReads', 'LabelTools', 'TransitionEnv', 'SubtaskEnv', 'PageEnv',
+           'LabelEnv', 'CrossEnv', 'execute', 'transcript', 'run_calls', 'reset_synthetic_data']
 
 # %% ../nbs/01c_environments.ipynb #3f8c2f38
 import json
@@ -147,9 +147,9 @@ def wire_seed(seed: dict) -> dict:
               for k, row in seed.get("issues", {}).items()}
     return {**seed, "issues": issues}
 
-# %% ../nbs/01c_environments.ipynb #4c0ba307
+# %% ../nbs/01c_environments.ipynb #71bd7aea
 class SchemaTool(dict):
-    "An OpenAI tool schema that can be called: the policy sees nested arguments, TRL calls it like the method it covers."
+    "An OpenAI tool schema that can be called: nested for the policy, and called by TRL like the method it covers."
 
     def __init__(self, name: str, call):
         super().__init__(SCHEMAS[name])
@@ -158,7 +158,7 @@ class SchemaTool(dict):
     def __call__(self, **arguments) -> str:
         return self._call(arguments)
 
-
+# %% ../nbs/01c_environments.ipynb #64eb8506
 SITE = load_data("site.json")
 SEEDS = {"paper": SITE, "wire": wire_seed(SITE)}
 
@@ -193,7 +193,7 @@ class AtlasEnv:
         text = json.dumps({"status": status, "body": body}, separators=(",", ":"), ensure_ascii=False)
         return text.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate of the policy's is no text
 
-# %% ../nbs/01c_environments.ipynb #24cdb2a5
+# %% ../nbs/01c_environments.ipynb #3555c35b
 class IssueTools:
     "`get_issue`, `create_issue` [paper]."
 
@@ -213,7 +213,7 @@ class IssueTools:
         """
         return self._send("create_issue", {"fields": fields})
 
-
+# %% ../nbs/01c_environments.ipynb #fad497b9
 class PageTools:
     "`get_page`, `create_page` [paper]."
 
@@ -265,9 +265,9 @@ class TransitionTools:
         """
         return self._send("transition_issue", {"issueIdOrKey": issueIdOrKey, "transition": transition})
 
-# %% ../nbs/01c_environments.ipynb #37be142f
-class LabelTools:
-    "Tools of the page-labeling scenario [names paper, arguments ours]."
+# %% ../nbs/01c_environments.ipynb #7673971a
+class LabelReads:
+    "The reads of the page-labeling scenario [names paper, arguments ours]."
 
     def get_page_content(self, page_id: str) -> str:
         """GET /wiki/api/v2/pages/{id}?body-format=storage
@@ -285,6 +285,18 @@ class LabelTools:
         """
         return self._send("get_page_labels", {"page_id": page_id})
 
+    def search_pages(self, query: str) -> str:
+        """GET /wiki/rest/api/search?cql= (v1)
+
+        Args:
+            query: Words
+        """
+        return self._send("search_pages", {"query": query})
+
+# %% ../nbs/01c_environments.ipynb #56850de8
+class LabelTools(LabelReads):
+    "The reads and the write of labels, which only v1 has."
+
     def add_labels(self, page_id: str, labels: list) -> str:
         """POST /wiki/rest/api/content/{id}/label (v1; v2 cannot write labels)
 
@@ -293,14 +305,6 @@ class LabelTools:
             labels: Label names
         """
         return self._send("add_labels", {"page_id": page_id, "labels": labels})
-
-    def search_pages(self, query: str) -> str:
-        """GET /wiki/rest/api/search?cql= (v1)
-
-        Args:
-            query: Words
-        """
-        return self._send("search_pages", {"query": query})
 
 # %% ../nbs/01c_environments.ipynb #4bf001ef
 class TransitionEnv(TransitionTools, AtlasEnv):

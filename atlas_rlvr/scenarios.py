@@ -6,7 +6,7 @@
 __all__ = ['SCENARIOS', 'SPLITS', 'DATA', 'TITLES', 'LABELS', 'BASE', 'STEPS', 'ILLEGAL', 'LINTS', 'WORDS', 'LETTERS', 'STAMPS',
            'MAKERS', 'TRAINING_NAMES', 'HELD_OUT_SEED', 'HELD_OUT_SIZE', 'check_scenario', 'load_tasks',
            'system_prompt', 'messages', 'task_env', 'issue_fields', 'page_arguments', 'gold_calls', 'to_wire', 'lint',
-           'generate_tasks', 'held_out_rows', 'find_task']
+           'Draw', 'generate_tasks', 'held_out_rows', 'find_task']
 
 # %% ../nbs/02_scenarios.ipynb #6629d8ff
 import json
@@ -146,7 +146,7 @@ def to_wire(task: dict) -> dict:
     prompt = task["prompt"].replace(key, wire_key(key)) if key else task["prompt"]
     return {**task, "prompt": prompt, "gold": _wire_gold(task["gold"], spaces), "world": wire_seed(seed)}
 
-# %% ../nbs/02_scenarios.ipynb #08251c86
+# %% ../nbs/02_scenarios.ipynb #8bea66f4
 def _lint_issue(gold: dict, seed: dict) -> list[str]:
     "A sub-task's parent exists and shares its project, the assignee exists, the type is a sub-task."
     parent = seed["issues"].get(gold["parent"])
@@ -169,7 +169,7 @@ def _lint_page(gold: dict, seed: dict) -> list[str]:
               f"parent page {gold['parentId']} is not in space {gold['spaceId']}")]
     return [message for wrong, message in found if wrong]
 
-
+# %% ../nbs/02_scenarios.ipynb #ab2bd923
 def _lint_transition(gold: dict, seed: dict) -> list[str]:
     "The transition is offered for the ticket and leads to the gold status."
     issue = seed["issues"].get(gold["issueIdOrKey"])
@@ -213,55 +213,79 @@ def lint(task: dict, dialect: str = "paper") -> list[str]:
         faults = [f"{call.name} answers {call.status}: {call.body}" for call in trace if call.outcome != "ok"]
     return [f"{task['id']}: {fault}" for fault in faults]
 
-# %% ../nbs/02_scenarios.ipynb #ce885ea9
+# %% ../nbs/02_scenarios.ipynb #6469d591
 WORDS = load_data("generator.json")
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
 
-def _invented(rng: random.Random) -> str:
+class Draw(random.Random):
+    "A source of randomness that also says which words to use."
+    plain = False  # True: own word lists and syllables only, the first lesson of a policy that learns to copy
+
+
+def _invented(rng: Draw) -> str:
     "A word that means nothing: two or three syllables."
     return "".join(rng.choice("bdfgklmnprstvz") + rng.choice("aeiou") for _ in range(rng.randint(2, 3)))
 
 
-def _key(rng: random.Random) -> str:
+def _letters(rng: Draw) -> str:
+    "Two to eight letters as English has them, in no order."
+    return "".join(rng.choices("etaoinshrdlcumwfgypbvkjxqz", weights=range(30, 4, -1), k=rng.randint(2, 8)))
+
+
+def _word(rng: Draw, known: list[str]) -> str:
+    "A word of a list, an invented one, a common English one, or letters."
+    if rng.plain:
+        return rng.choice([rng.choice(known), _invented(rng)])
+    return rng.choice([rng.choice(known), _invented(rng), rng.choice(WORDS["words"]), _letters(rng)])
+
+# %% ../nbs/02_scenarios.ipynb #f4ec16d3
+def _key(rng: Draw) -> str:
     "Two to four capitals."
     return "".join(rng.choices(LETTERS, k=rng.randint(2, 4)))
 
 
-def _number(rng: random.Random) -> str:
+def _number(rng: Draw) -> str:
     "Two to five digits."
     return str(rng.randint(10, 10 ** rng.randint(2, 5) - 1))
 
 
-def _user(rng: random.Random) -> str:
-    "A first name or an invented word, and up to three digits."
-    return f"{rng.choice([rng.choice(WORDS['users']), _invented(rng)])}{rng.randint(1, 999)}"
+def _user(rng: Draw) -> str:
+    "A word and up to three digits."
+    return f"{_word(rng, WORDS['users'])}{rng.randint(1, 999)}"
 
 
-def _phrase(rng: random.Random, words: int) -> str:
-    "Words, some of them invented."
-    return " ".join(rng.choice([rng.choice(WORDS["nouns"]), _invented(rng)]) for _ in range(words))
+def _phrase(rng: Draw, words: int) -> str:
+    "Words, now and then an abbreviation."
+    made = [_word(rng, WORDS["nouns"]) for _ in range(words)]
+    return " ".join(made) if rng.plain or rng.random() < 0.8 else " ".join([_key(rng), *made[1:]])
 
 
-def _summary(rng: random.Random) -> str:
+def _title_case(text: str) -> str:
+    "First letters as capitals; abbreviations stay."
+    return " ".join(word if word.isupper() else word.title() for word in text.split())
+
+
+def _summary(rng: Draw) -> str:
     "Like `Write QA test cases`."
     summary = f"{rng.choice(WORDS['verbs'])} {_phrase(rng, rng.randint(1, 3))}"
-    return summary.title() if rng.random() < 0.3 else summary
+    return _title_case(summary) if rng.random() < 0.3 else summary
 
 
-def _title(rng: random.Random) -> str:
+def _title(rng: Draw) -> str:
     "Like `Oncall Runbook - Payments` or `Release Notes 1.0`."
     tail = rng.choice(["", f" - {rng.choice(WORDS['areas'])}", f" {rng.randint(0, 9)}.{rng.randint(0, 9)}",
                        f" {rng.randint(2020, 2039)}"])
-    return _phrase(rng, 2).title() + tail
+    return _title_case(_phrase(rng, 2)) + tail
 
-# %% ../nbs/02_scenarios.ipynb #3660a205
+# %% ../nbs/02_scenarios.ipynb #b325e555
 STAMPS = {"created": "2026-01-01T00:00:00", "updated": "2026-01-01T00:00:00"}
 
 
 def _doc(text: str) -> dict:
     "One paragraph as an Atlassian document."
-    return {"type": "doc", "version": 1, "content": [{"type": "paragraph", "content": [{"type": "text", "text": text}]}]}
+    paragraph = {"type": "paragraph", "content": [{"type": "text", "text": text}]}
+    return {"type": "doc", "version": 1, "content": [paragraph]}
 
 
 def _issue_row(key: str, project: str, summary: str, assignee: str | None, workflow: str = "simple") -> dict:
@@ -290,13 +314,13 @@ def _confluence_world(space: str, page: dict) -> dict:
     row = {"id": page["spaceId"], "key": space, "name": f"Space {space}", "homepageId": page["id"]}
     return {"spaces": {row["id"]: row}, "pages": {page["id"]: page}}
 
-# %% ../nbs/02_scenarios.ipynb #c8bedc0a
-def _fill(scenario: str, rng: random.Random, **values) -> str:
+# %% ../nbs/02_scenarios.ipynb #1adf79e0
+def _fill(scenario: str, rng: Draw, **values) -> str:
     "A prompt from one of the scenario's templates."
     return rng.choice(DATA[scenario]["templates"]).format(**values)
 
 
-def _new_subtask(rng: random.Random) -> tuple[dict, dict, dict]:
+def _new_subtask(rng: Draw) -> tuple[dict, dict, dict]:
     "Gold, world and prompt values of a sub-task."
     project, user, summary = _key(rng), _user(rng), _summary(rng)
     parent = f"{project}-{rng.randint(1, 999)}"
@@ -305,7 +329,7 @@ def _new_subtask(rng: random.Random) -> tuple[dict, dict, dict]:
     return gold, world, {"s": summary, "p": parent, "u": user}
 
 
-def _new_page(rng: random.Random) -> tuple[dict, dict, dict]:
+def _new_page(rng: Draw) -> tuple[dict, dict, dict]:
     "Gold, world and prompt values of a page."
     space, page_id, title = _key(rng), _number(rng), _title(rng)
     gold = {"title": title, "parentId": page_id, "spaceId": space, "representation": "storage"}
@@ -313,13 +337,13 @@ def _new_page(rng: random.Random) -> tuple[dict, dict, dict]:
     return gold, world, {"t": title, "i": page_id, "k": space}
 
 
-def _new_cross(rng: random.Random) -> tuple[dict, dict, dict]:
+def _new_cross(rng: Draw) -> tuple[dict, dict, dict]:
     "A sub-task and a page, worlds merged."
     (issue, jira, v1), (page, confluence, v2) = _new_subtask(rng), _new_page(rng)
     return {"issue": issue, "page": page}, {**jira, **confluence}, {**v1, **v2}
 
-# %% ../nbs/02_scenarios.ipynb #b6020e4c
-def _body(rng: random.Random, labels: list[str]) -> str:
+# %% ../nbs/02_scenarios.ipynb #4bc5f1e5
+def _body(rng: Draw, labels: list[str]) -> str:
     "Sentences that mention the labels in order, with some that mention none."
     text, left = [], list(labels)
     while left:
@@ -330,14 +354,14 @@ def _body(rng: random.Random, labels: list[str]) -> str:
     return f"<p>{' '.join(text)}</p>"
 
 
-def _new_label(rng: random.Random) -> tuple[dict, dict, dict]:
+def _new_label(rng: Draw) -> tuple[dict, dict, dict]:
     "Gold, world and prompt values of a page to label."
     labels, page_id = rng.sample(LABELS, k=5), _number(rng)
     page = _page_row(page_id, _title(rng), str(rng.randint(10**4, 10**6)), _body(rng, labels))
     return {"page_id": page_id, "labels": labels}, _confluence_world(_key(rng), page), {"i": page_id}
 
-
-def _new_transition(rng: random.Random) -> tuple[dict, dict, dict]:
+# %% ../nbs/02_scenarios.ipynb #f46a9943
+def _new_transition(rng: Draw) -> tuple[dict, dict, dict]:
     "Gold, world and prompt values of a ticket."
     project, user = _key(rng), _user(rng)
     key, chosen = f"{project}{rng.randint(1, 99)}", rng.sample(WORDS["transitions"], k=3)
@@ -356,7 +380,7 @@ def _new_transition(rng: random.Random) -> tuple[dict, dict, dict]:
 MAKERS = {"transition": _new_transition, "subtask": _new_subtask, "page": _new_page, "label": _new_label,
           "cross": _new_cross}
 
-# %% ../nbs/02_scenarios.ipynb #8d4a0640
+# %% ../nbs/02_scenarios.ipynb #35adb4fe
 def _names(value) -> set[str]:
     "Every identifier or free text that a task could share with another."
     if isinstance(value, dict):
@@ -375,16 +399,19 @@ def _training_names() -> set[str]:
 
 TRAINING_NAMES = _training_names()
 
-
-def generate_tasks(scenario: str, n: int, seed: int, exclude: frozenset = frozenset()) -> list[dict]:  # prompts to avoid
+# %% ../nbs/02_scenarios.ipynb #7f217ef7
+def generate_tasks(scenario: str, n: int, seed: int, exclude: frozenset = frozenset(),  # exclude: prompts to avoid
+                   plain: bool = False) -> list[dict]:  # plain: see `Draw`
     "`n` unseen tasks of a kind, the same for the same seed, none sharing an entity with the training tasks."
-    rng, seen, rows = random.Random(f"{check_scenario(scenario)}/{seed}"), set(exclude), []
+    rng, seen, rows = Draw(f"{check_scenario(scenario)}/{seed}"), set(exclude), []
+    rng.plain = plain
     while len(rows) < n:
         gold, world, values = MAKERS[scenario](rng)
         prompt = _fill(scenario, rng, **values)
         bodies = {page["body"] for page in world.get("pages", {}).values()}
         if prompt not in seen and not (_names(gold) | bodies) & TRAINING_NAMES:
-            rows.append({"id": f"{scenario}-{seed}-{len(rows) + 1:02d}", "prompt": prompt, "gold": gold, "world": world})
+            task_id = f"{scenario}-{seed}-{len(rows) + 1:02d}"
+            rows.append({"id": task_id, "prompt": prompt, "gold": gold, "world": world})
             seen.add(prompt)
     return [_task(scenario, "held_out", row) for row in rows]
 
