@@ -14,7 +14,6 @@ from atlas_rlvr.runs import Recorder, read_lines, record_key, run_folder
 from atlas_rlvr.scenarios import SCENARIOS, gold_calls, load_tasks, task_env
 
 
-
 def gold_completion(task, verify=True):
     return transcript(task_env(task), gold_calls(task, verify=verify))
 
