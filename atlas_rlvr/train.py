@@ -90,7 +90,7 @@ OURS = (
     Setting("eval_batch_size", 16, "ours", "rollouts generated together in an evaluation"),
 )
 
-# %% ../nbs/05_train.ipynb #3fb72ae5
+# %% ../nbs/05_train.ipynb #5508a697
 EMBEDDED = (
     Setting("weights", "embedded", "ours", "shipped in this package"),
     Setting("use_cpu", True, "ours", "a laptop"),
@@ -99,7 +99,7 @@ EMBEDDED = (
     Setting("learning_rate", 1e-4, "ours", "2 million parameters learn at a higher rate"),
     Setting("prompts_per_batch", {"transition": 2, "label": 3, "cross": 12, "other": 8}, "ours",
             "about 32–48 rollouts: a CPU generates many as fast as few"),
-    Setting("max_completion_length", {"transition": 832, "subtask": 640, "page": 512, "label": 704, "cross": 960}, "ours",
+    Setting("max_completion_length", {"transition": 544, "subtask": 448, "page": 416, "label": 640, "cross": 768}, "ours",
             "every gold transcript fits; all rollouts are padded to the longest, so each token more costs time"),
     Setting("window", 5, "ours", "tens of rollouts cannot resolve 0.01, so the rule reads the 5-epoch moving mean"),
     Setting("patience", 8, "ours", "within the paper's range"),
