@@ -207,7 +207,7 @@ def encode(talk: list[dict], schemas: list[dict] | None, tokenizer) -> tuple[lis
     ids = tokenizer(render(talk, schemas), add_special_tokens=False)["input_ids"]
     return ids, _assistant_mask(ids, tokenizer)
 
-# %% ../nbs/04b_policy.ipynb #24812c9b
+# %% ../nbs/04b_policy.ipynb #7ddcf7f8
 @dataclass(frozen=True)
 class Stage:
     "One stage of imitation; all values ours."
@@ -225,7 +225,8 @@ STAGES = (Stage("copy", 700, 6_000, 3e-3, {"subtask": 1, "page": 1}, False, True
           Stage("choose", 300, 6_000, 2e-3, {"subtask": 1, "page": 1, "label": 4, "cross": 2}, False, True),
           Stage("whole", 600, 8_000, 1.5e-3, FIVE, True, True),
           Stage("any", 300, 6_000, 2e-3, {"subtask": 2, "page": 2, "label": 1, "cross": 1}, False, False),
-          Stage("again", 300, 8_000, 1.5e-3, FIVE, True, False))
+          Stage("again", 300, 8_000, 1.5e-3, FIVE, True, False),
+          Stage("settle", 480, 8_000, 1.5e-3, {**FIVE, "transition": 1}, True, False))
 
 # %% ../nbs/04b_policy.ipynb #fe170f30
 def _excluded() -> frozenset:

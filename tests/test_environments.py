@@ -73,8 +73,17 @@ def test_a_tool_passes_on_what_the_wire_said():
     world = World(load_data("site.json"))
     status, _, body = jira.handle(world, "GET", "/rest/api/3/issue/ABC-123", {"fields": "summary,assignee,parent"}, {}, "")
     got = answer(ENVIRONMENTS["subtask"](), "get_issue", issueIdOrKey="ABC-123")
-    assert got == (status, {key: body[key] for key in ("id", "key", "fields")})
+    assert got == (status, {"id": body["id"], "key": "ABC-123", "fields": body["fields"]})
     assert {"self", "expand"} <= set(body)
+
+
+def test_a_tool_keeps_the_members_it_names_through_objects_and_lists():
+    env = ENVIRONMENTS["subtask"]()
+    answer(env, "create_issue", fields=FIELDS)
+    fields = answer(env, "get_issue", issueIdOrKey="ABC-124")[1]["fields"]
+    assert fields == {"summary": FIELDS["summary"], "assignee": {"accountId": "admin123"}, "parent": {"key": "ABC-123"}}
+    offered = answer(ENVIRONMENTS["transition"](), "get_transitions", issueIdOrKey="ISK1")[1]["transitions"]
+    assert offered[2] == {"id": "31", "name": "Resolve", "to": {"name": "Resolved"}}
 
 
 def test_errors_are_never_trimmed():
