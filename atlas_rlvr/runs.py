@@ -584,8 +584,13 @@ def is_ours(notebook: Path) -> bool:
     folder = notebook.resolve().parent
     return notebook.suffix == ".ipynb" and notebook.is_file() and folder.name == "nbs" and is_project(folder.parent)
 
-# %% ../nbs/04a_runs.ipynb #823db701
+# %% ../nbs/04a_runs.ipynb #ffa49346
 ONLY_TOLD = {"--help-notebook", "-h", "--help", "--version"}  # nothing is run
+
+
+def _shown(values: dict, asked: dict) -> list[str]:
+    "A run of a scenario prints its progress to the terminal; pages that only read do not."
+    return ["--log-output"] if "scenario" in values and "--log-output" not in asked else []
 
 
 def prepare_command(argv: list[str]) -> str | None:  # a text to show instead of running
@@ -603,7 +608,7 @@ def prepare_command(argv: list[str]) -> str | None:  # a text to show instead of
         read_rollouts(root / values["rollouts"])
     result = check_run(values, notebook, root) if {"scenario", "model"} <= values.keys() else None
     if declared and not result and len(words) == 1:
-        argv.insert(words[0] + 1, default_output(notebook, values, root))
+        argv[words[0] + 1:words[0] + 1] = [default_output(notebook, values, root), *_shown(values, asked)]
     return result
 
 # %% ../nbs/04a_runs.ipynb #98e761ce

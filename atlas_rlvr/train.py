@@ -90,15 +90,15 @@ OURS = (
     Setting("eval_batch_size", 16, "ours", "rollouts generated together in an evaluation"),
 )
 
-# %% ../nbs/05_train.ipynb #5508a697
+# %% ../nbs/05_train.ipynb #84f51eb5
 EMBEDDED = (
     Setting("weights", "embedded", "ours", "shipped in this package"),
     Setting("use_cpu", True, "ours", "a laptop"),
     Setting("bf16", False, "ours", "slower than float32 on most CPUs"),
     Setting("activation_checkpointing", False, "ours", "memory is not short"),
     Setting("learning_rate", 1e-4, "ours", "2 million parameters learn at a higher rate"),
-    Setting("prompts_per_batch", {"transition": 2, "label": 3, "cross": 12, "other": 8}, "ours",
-            "about 32–48 rollouts: a CPU generates many as fast as few"),
+    Setting("prompts_per_batch", {"transition": 2, "label": 2, "cross": 6, "other": 4}, "ours",
+            "16–32 rollouts: two updates each, so that an epoch holds several"),
     Setting("max_completion_length", {"transition": 544, "subtask": 448, "page": 416, "label": 640, "cross": 768}, "ours",
             "every gold transcript fits; all rollouts are padded to the longest, so each token more costs time"),
     Setting("window", 5, "ours", "tens of rollouts cannot resolve 0.01, so the rule reads the 5-epoch moving mean"),
