@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['FAULTS', 'VERIFY', 'RECOVER', 'BEND', 'MAKER', 'SPLIT', 'SPECIAL', 'MARKS', 'FIVE', 'STAGES', 'SHAPE', 'SAVE_EVERY',
            'HOME', 'draw_fault', 'bare', 'dropped', 'wrong_value', 'plan', 'demonstrate', 'train_tokenizer', 'render',
-           'encode', 'Stage', 'short', 'examples', 'corpus', 'new_model', 'pretrain', 'make_tokenizer', 'make_policy',
-           'ship', 'load_policy']
+           'encode', 'Stage', 'short', 'drill', 'examples', 'corpus', 'new_model', 'pretrain', 'make_tokenizer',
+           'make_policy', 'ship', 'load_policy']
 
 # %% ../nbs/04b_policy.ipynb #c5174a9c
 import json
@@ -207,7 +207,7 @@ def encode(talk: list[dict], schemas: list[dict] | None, tokenizer) -> tuple[lis
     ids = tokenizer(render(talk, schemas), add_special_tokens=False)["input_ids"]
     return ids, _assistant_mask(ids, tokenizer)
 
-# %% ../nbs/04b_policy.ipynb #7ddcf7f8
+# %% ../nbs/04b_policy.ipynb #e4f96dad
 @dataclass(frozen=True)
 class Stage:
     "One stage of imitation; all values ours."
@@ -216,19 +216,21 @@ class Stage:
     tokens: int  # a step, padding included
     rate: float  # peak learning rate, cosine to a tenth
     mix: dict  # how often each scenario is drawn
-    whole: bool  # whole transcripts, one scenario a step so that little is padding
-    plain: bool  # few words, most of them seen before; else any letters
+    form: str  # short, drill or whole; long forms have one scenario a step, so that little is padding
+    plain: bool = False  # few words, most of them seen before; else any letters
 
 
 FIVE = {"transition": 2, "subtask": 3, "page": 3, "label": 4, "cross": 4}
-STAGES = (Stage("copy", 700, 6_000, 3e-3, {"subtask": 1, "page": 1}, False, True),
-          Stage("choose", 300, 6_000, 2e-3, {"subtask": 1, "page": 1, "label": 4, "cross": 2}, False, True),
-          Stage("whole", 600, 8_000, 1.5e-3, FIVE, True, True),
-          Stage("any", 300, 6_000, 2e-3, {"subtask": 2, "page": 2, "label": 1, "cross": 1}, False, False),
-          Stage("again", 300, 8_000, 1.5e-3, FIVE, True, False),
-          Stage("settle", 480, 8_000, 1.5e-3, {**FIVE, "transition": 1}, True, False))
+STAGES = (Stage("copy", 700, 6_000, 3e-3, {"subtask": 1, "page": 1}, "short", plain=True),
+          Stage("choose", 300, 6_000, 2e-3, {"subtask": 1, "page": 1, "label": 4, "cross": 2}, "short", plain=True),
+          Stage("imitate", 600, 8_000, 1.5e-3, FIVE, "whole", plain=True),
+          Stage("any words", 300, 6_000, 2e-3, {"subtask": 2, "page": 2, "label": 1, "cross": 1}, "short"),
+          Stage("imitate", 300, 8_000, 1.5e-3, FIVE, "whole"),
+          Stage("imitate", 480, 8_000, 1.5e-3, {**FIVE, "transition": 1}, "whole"),
+          Stage("drill", 300, 8_000, 2e-3, {"subtask": 3, "page": 3, "cross": 2}, "drill"),
+          Stage("imitate", 160, 8_000, 1e-3, FIVE, "whole"))
 
-# %% ../nbs/04b_policy.ipynb #fe170f30
+# %% ../nbs/04b_policy.ipynb #4a776777
 def _excluded() -> frozenset:
     "Prompts that imitation must never see."
     return frozenset(task["prompt"] for scenario in SCENARIOS for split in ("train", "held_out")
@@ -242,21 +244,29 @@ def short(task: dict) -> list[dict]:
     return talk + _turn(env, writes)[:1]
 
 
+def drill(tasks: list[dict]) -> list[dict]:
+    "One system prompt, then prompt and right write of several tasks: many names to copy, and many to mistake for them."
+    return messages(tasks[0])[:1] + [message for task in tasks for message in short(task)]
+
+
 def _example(stage: Stage, scenario: str, rng: random.Random, tokenizer, excluded: frozenset) -> tuple:
     "Token ids and loss mask of one new demonstration."
     task = generate_tasks(scenario, 1, seed=rng.getrandbits(40), exclude=excluded, plain=stage.plain)[0]
-    if stage.whole:
+    if stage.form == "short":
+        return encode(short(task), None, tokenizer)
+    if stage.form == "whole":
         return encode(demonstrate(task, rng), tool_schemas(scenario), tokenizer)
-    return encode(short(task), None, tokenizer)
+    more = generate_tasks(scenario, 5, seed=rng.getrandbits(40), exclude=excluded, plain=stage.plain)
+    return encode(drill([task, *more]), tool_schemas(scenario), tokenizer)
 
-# %% ../nbs/04b_policy.ipynb #e960ec41
+# %% ../nbs/04b_policy.ipynb #c374a176
 def examples(stage: Stage, step: int, seed: int, tokenizer, excluded: frozenset) -> list[tuple[list[int], list[int]]]:
     "The batch of a step, the same for the same seed however often training was interrupted."
-    rng, batch, width = random.Random(f"{seed}/{stage.name}/{step}"), [], 0
+    rng, batch, width = random.Random(f"{seed}/{stage.name}/{stage.steps}/{step}"), [], 0
     draw = partial(rng.choices, list(stage.mix), weights=list(stage.mix.values()))
     alone = draw()[0]
     while (len(batch) + 1) * width <= stage.tokens:
-        scenario = alone if stage.whole else draw()[0]
+        scenario = alone if stage.form != "short" else draw()[0]
         batch.append(_example(stage, scenario, rng, tokenizer, excluded))
         width = max(width, len(batch[-1][0]))
     return batch

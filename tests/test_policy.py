@@ -15,6 +15,7 @@ from atlas_rlvr.policy import (
     bare,
     corpus,
     demonstrate,
+    drill,
     dropped,
     encode,
     examples,
@@ -113,7 +114,7 @@ def test_a_wrong_value_keeps_the_shape(scenario):
 
 def test_imitation_sees_no_prompt_of_the_project_and_is_seeded(shipped):
     _, tokenizer = shipped
-    stage = Stage("whole", 1, 6000, 1e-3, {"subtask": 1}, True, False)
+    stage = Stage("imitate", 1, 6000, 1e-3, {"subtask": 1}, "whole")
     assert len(_excluded()) == sum(len(load_tasks(s, split)) for s in SCENARIOS for split in ("train", "held_out"))
     first, again = (examples(stage, 3, 0, tokenizer, _excluded()) for _ in range(2))
     assert first == again != examples(stage, 4, 0, tokenizer, _excluded())
@@ -132,7 +133,7 @@ def stop_after(steps):
 def test_an_interrupted_making_continues_to_the_same_weights(tmp_path, shipped, monkeypatch):
     import torch
     _, tokenizer = shipped
-    stages = (Stage("copy", 4, 300, 1e-3, {"subtask": 1}, False, True),)
+    stages = (Stage("copy", 4, 300, 1e-3, {"subtask": 1}, "short", plain=True),)
     quiet = {"log": lambda *a, **k: None}
     for name in "ab":
         (tmp_path / name).mkdir()
@@ -156,8 +157,15 @@ def test_the_tokenizer_gives_a_name_the_same_tokens_in_prompt_and_json():
 
 
 def test_the_recipe_of_the_making_starts_short_and_plain():
-    assert [stage.name for stage in STAGES] == ["copy", "choose", "whole", "any", "again", "settle"]
-    assert STAGES[0].plain and not STAGES[0].whole and STAGES[-1].whole and not STAGES[-1].plain
+    assert (STAGES[0].form, STAGES[0].plain, STAGES[-1].form, STAGES[-1].plain) == ("short", True, "whole", False)
+
+
+def test_a_drill_holds_one_system_prompt_and_only_right_writes():
+    tasks = generate_tasks("page", 3, seed=9)
+    talk = drill(tasks)
+    assert [message["role"] for message in talk] == ["system"] + ["user", "assistant"] * 3
+    written = [message["tool_calls"][0]["function"]["arguments"]["title"] for message in talk[2::2]]
+    assert written == [task["gold"]["title"] for task in tasks]
 
 
 # --- what the shipped rollouts say about it ------------------------------------------------------------------------
