@@ -34,7 +34,7 @@ def tool_schemas(scenario: str) -> list[dict]:
     "The OpenAI tool schemas of a scenario, in the order of Table 1."
     return [SCHEMAS[name] for name in TOOLS[scenario]]
 
-# %% ../nbs/01c_environments.ipynb #9ec393bf
+# %% ../nbs/01c_environments.ipynb #2f925a9d
 @dataclass(frozen=True)
 class Route:
     "Where a tool goes on the wire."
@@ -54,7 +54,8 @@ ROUTES = {
     "get_issue_summary_and_description": Route("jira", "GET", ISSUE, (("fields", "summary,description"),),
                                                (*ISSUE_KEEP, "fields.description")),
     "create_issue": Route("jira", "POST", "/rest/api/3/issue"),
-    "get_transitions": Route("jira", "GET", ISSUE + "/transitions", keep=("transitions.id", "transitions.name", "transitions.to.name")),
+    "get_transitions": Route("jira", "GET", ISSUE + "/transitions",
+                             keep=("transitions.id", "transitions.name", "transitions.to.name")),
     "transition_issue": Route("jira", "POST", ISSUE + "/transitions"),
     "get_page": Route("confluence", "GET", PAGE, keep=PAGE_KEEP),
     "get_page_content": Route("confluence", "GET", PAGE, (("body-format", "storage"),), (*PAGE_KEEP, "body")),
