@@ -34,7 +34,7 @@ def tool_schemas(scenario: str) -> list[dict]:
     "The OpenAI tool schemas of a scenario, in the order of Table 1."
     return [SCHEMAS[name] for name in TOOLS[scenario]]
 
-# %% ../nbs/01c_environments.ipynb #2f925a9d
+# %% ../nbs/01c_environments.ipynb #435f54b8
 @dataclass(frozen=True)
 class Route:
     "Where a tool goes on the wire."
@@ -44,7 +44,7 @@ class Route:
     query: tuple = ()  # fixed query parameters
     keep: tuple = ()  # paths of a 2xx body that the tool passes on; empty: all
 
-
+# %% ../nbs/01c_environments.ipynb #e591f29f
 ISSUE, PAGE = "/rest/api/3/issue/{issueIdOrKey}", "/wiki/api/v2/pages/{page_id}"
 ISSUE_KEEP = ("id", "key", "fields.summary")
 PAGE_KEEP = ("id", "title", "spaceId", "parentId")
@@ -88,7 +88,7 @@ def _payload(name: str, rest: dict) -> tuple[dict, str]:  # arguments that are n
         return {}, json.dumps(_label_body(rest["labels"])) if "labels" in rest else ""
     return {}, json.dumps(rest)
 
-# %% ../nbs/01c_environments.ipynb #9f8a51a6
+# %% ../nbs/01c_environments.ipynb #4c7472b6
 def _path(name: str, arguments: dict) -> tuple[str, str | None]:
     "The request path, and the path argument that is missing (or None)."
     path = ROUTES[name].path
@@ -101,7 +101,7 @@ def _path(name: str, arguments: dict) -> tuple[str, str | None]:
         path = path.replace("{" + argument + "}", quote(str(value), safe="", errors="replace"))
     return path, None
 
-
+# %% ../nbs/01c_environments.ipynb #a6e20b68
 def _kept(body, paths: tuple):
     "A body cut down to some paths; a list is cut item by item, and what is no object stays."
     if isinstance(body, list):
@@ -169,11 +169,11 @@ class SchemaTool(dict):
     def __call__(self, **arguments) -> str:
         return self._call(arguments)
 
-# %% ../nbs/01c_environments.ipynb #64eb8506
+# %% ../nbs/01c_environments.ipynb #cd2c6def
 SITE = load_data("site.json")
 SEEDS = {"paper": SITE, "wire": wire_seed(SITE)}
 
-
+# %% ../nbs/01c_environments.ipynb #6f17d681
 class AtlasEnv:
     "State of one rollout: a world, a dialect, and the log of what was asked (paper, Section 3)."
 

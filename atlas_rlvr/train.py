@@ -6,12 +6,13 @@
 __all__ = ['PAPER', 'OURS', 'EMBEDDED', 'SMOLLM2', 'RECIPES', 'GOAL', 'CONFIG_FIELDS', 'REPEATS', 'Setting', 'recipe', 'settings',
            'choose_model', 'one_gpu', 'has_gpu', 'device_line', 'quiet_libraries', 'batch_plan', 'Run', 'plan_run',
            'described', 'moving_mean', 'quiet_epochs', 'stop_reason', 'StopRule', 'BatchEnd', 'progress_line', 'judge',
-           'checked', 'Ledger', 'shares', 'training_rows', 'evaluation_rows', 'completion_tokens', 'check_budget',
-           'grpo_config', 'stop_rule', 'make_trainer', 'load_model', 'load_smollm2', 'evaluate', 'interval', 'summary',
-           'print_summary', 'trainer_state', 'newest_checkpoint', 'stop_state', 'batches_done', 'epoch_means',
-           'minutes_to_goal', 'reward_rows', 'write_run', 'measure', 'learn', 'stopped', 'carry_out', 'train']
+           'checked', 'Batches', 'Ledger', 'shares', 'training_rows', 'evaluation_rows', 'completion_tokens',
+           'check_budget', 'grpo_config', 'stop_rule', 'make_trainer', 'load_model', 'load_smollm2', 'evaluate',
+           'interval', 'summary', 'print_summary', 'trainer_state', 'newest_checkpoint', 'stop_state', 'batches_done',
+           'epoch_means', 'minutes_to_goal', 'reward_rows', 'write_run', 'measure', 'learn', 'stopped', 'carry_out',
+           'train']
 
-# %% ../nbs/05_train.ipynb #3e440bc4
+# %% ../nbs/05_train.ipynb #2675b2d4
 import csv
 import json
 import math
@@ -25,6 +26,7 @@ from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 
+# %% ../nbs/05_train.ipynb #950b9155
 from . import rewards
 from .environments import ENVIRONMENTS, tool_schemas, transcript
 from atlas_rlvr.runs import (
@@ -310,19 +312,38 @@ def judge(task: dict, completion: list[dict], cut: bool = False, turn_cap: int =
     score = rewards.score(task["scenario"], trace, task["gold"])
     return record | {"reward": score.reward, "raw": score.raw, "components": dict(score.components)}
 
-# %% ../nbs/05_train.ipynb #2070497a
+# %% ../nbs/05_train.ipynb #ec7f9dc8
 def checked(record: dict) -> dict:
     "The record, unless its reward is no number."
     if record["reward"] is not None and not math.isfinite(record["reward"]):
         raise ValueError(f"the reward is no number: {record}")
     return record
 
-
-class Ledger:
-    "The reward function of a run, and what it has seen."
+# %% ../nbs/05_train.ipynb #8d133237
+class Batches:
+    "The batches of a run: where a rollout stands, and the row that closes a batch."
 
     def __init__(self, run: Run, recorder: Recorder | None = None, batch: int = 0):  # batch: how many are finished
         self.run, self.recorder, self.batch, self.records, self.start = run, recorder, batch, [], time.monotonic()
+
+    def _place(self, task_id: str) -> dict:
+        "Where a training rollout stands: its batch, and its number among the rollouts of its task."
+        generation = sum(record["task"] == task_id for record in self.records)
+        return {"batch": self.batch + 1, "epoch": (self.batch + 1) / self.run.plan["batches_per_epoch"],
+                "generation": generation, "temperature": self.run.values["temperature"]}
+
+    def close(self) -> dict:
+        "End a training batch: its row, also written to `rewards.csv`."
+        records, self.records, self.batch = self.records, [], self.batch + 1
+        seconds, self.start = time.monotonic() - self.start, time.monotonic()
+        row = batch_row(records, self.batch, self.batch / self.run.plan["batches_per_epoch"], seconds)
+        if self.recorder:
+            self.recorder.end_batch(row["batch"], row["epoch"], row["seconds"])
+        return row | shares(records)
+
+# %% ../nbs/05_train.ipynb #ad6936f1
+class Ledger(Batches):
+    "The reward function of a run, and what it has seen."
 
     def score_rollouts(self, completions, task, prompts=None, completion_ids=None, environments=None, phase=None,
                        repeat=None, temperature=None, **ignored) -> list[float | None]:
@@ -347,21 +368,6 @@ class Ledger:
         if self.recorder:
             self.recorder.append(record)
         return record
-
-    def _place(self, task_id: str) -> dict:
-        "Where a training rollout stands: its batch, and its number among the rollouts of its task."
-        generation = sum(record["task"] == task_id for record in self.records)
-        return {"batch": self.batch + 1, "epoch": (self.batch + 1) / self.run.plan["batches_per_epoch"],
-                "generation": generation, "temperature": self.run.values["temperature"]}
-
-    def close(self) -> dict:
-        "End a training batch: its row, also written to `rewards.csv`."
-        records, self.records, self.batch = self.records, [], self.batch + 1
-        seconds, self.start = time.monotonic() - self.start, time.monotonic()
-        row = batch_row(records, self.batch, self.batch / self.run.plan["batches_per_epoch"], seconds)
-        if self.recorder:
-            self.recorder.end_batch(row["batch"], row["epoch"], row["seconds"])
-        return row | shares(records)
 
 # %% ../nbs/05_train.ipynb #4e251d82
 def shares(records: list[dict]) -> dict:
