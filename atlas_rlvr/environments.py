@@ -8,9 +8,10 @@ __all__ = ['SCHEMAS', 'TOOLS', 'ISSUE', 'PAGE', 'ISSUE_KEEP', 'PAGE_KEEP', 'ROUT
            'PageTools', 'TransitionTools', 'LabelReads', 'LabelTools', 'TransitionEnv', 'SubtaskEnv', 'PageEnv',
            'LabelEnv', 'CrossEnv', 'execute', 'transcript', 'run_calls', 'reset_synthetic_data']
 
-# %% ../nbs/01c_environments.ipynb #3f8c2f38
+# %% ../nbs/01c_environments.ipynb #07f789e2
 import json
 import re
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from urllib.parse import quote
@@ -101,7 +102,7 @@ def _path(name: str, arguments: dict) -> tuple[str, str | None]:
         path = path.replace("{" + argument + "}", quote(str(value), safe="", errors="replace"))
     return path, None
 
-# %% ../nbs/01c_environments.ipynb #a6e20b68
+# %% ../nbs/01c_environments.ipynb #50f5af49
 def _kept(body, paths: tuple):
     "A body cut down to some paths; a list is cut item by item, and what is no object stays."
     if isinstance(body, list):
@@ -112,17 +113,16 @@ def _kept(body, paths: tuple):
     return {name: _kept(value, inner[name]) for name, value in body.items() if inner[name]}
 
 
-def send(world: World, name: str, arguments: dict) -> tuple[int, object]:
-    "Send the request of one tool call: (status, body)."
+def send(world: World, name: str, arguments: dict, handle: Callable | None = None) -> tuple[int, dict, object]:
+    "Send the request of one tool call to `handle`, by default the product's own: (status, headers, body)."
     path, missing = _path(name, arguments)
     route = ROUTES[name]
     if missing:
-        status, _, body = api_error(f"tools.{route.product}.missing_parameter", name=missing)
-        return status, body
+        return api_error(f"tools.{route.product}.missing_parameter", name=missing)
     query, text = _payload(name, {k: v for k, v in arguments.items() if "{" + k + "}" not in route.path})
-    product = jira if route.product == "jira" else confluence
-    status, _, body = product.handle(world, route.method, path, query, {"Content-Type": "application/json"}, text)
-    return status, _kept(body, route.keep) if route.keep and status < 300 else body
+    handle = handle or (jira if route.product == "jira" else confluence).handle
+    status, headers, body = handle(world, route.method, path, query, {"Content-Type": "application/json"}, text)
+    return status, headers, _kept(body, route.keep) if route.keep and status < 300 else body
 
 # %% ../nbs/01c_environments.ipynb #c44b0c99
 DIALECTS = ("paper", "wire")
@@ -173,16 +173,16 @@ class SchemaTool(dict):
 SITE = load_data("site.json")
 SEEDS = {"paper": SITE, "wire": wire_seed(SITE)}
 
-# %% ../nbs/01c_environments.ipynb #6f17d681
+# %% ../nbs/01c_environments.ipynb #71945492
 class AtlasEnv:
     "State of one rollout: a world, a dialect, and the log of what was asked (paper, Section 3)."
 
     _scenario = ""
 
-    def __init__(self, dialect: str = "paper"):
+    def __init__(self, dialect: str = "paper", between: Callable | None = None):  # between: () → a `handle`
         if dialect not in DIALECTS:
             raise ValueError(f"unknown dialect {dialect!r}; choose one of {list(DIALECTS)}")
-        self._dialect = dialect
+        self._dialect, self._between = dialect, between
         for name in TOOLS[self._scenario]:
             setattr(self, name, SchemaTool(name, partial(self._send, name)))
         self.reset()
@@ -191,6 +191,7 @@ class AtlasEnv:
         "Build the world of a task (JSON text); without one, the seed site."
         seed = json.loads(task)["world"] if task else None
         self._world, self._log, self._aliases = World(seed or SEEDS[self._dialect]), [], []
+        self._handle = self._between() if self._between else None
 
     def _send(self, name: str, arguments: dict) -> str:
         "One tool call: compact JSON of status and body."
@@ -198,10 +199,11 @@ class AtlasEnv:
         sent = _alias_out(self._world, arguments) if paper else arguments
         if sent is not arguments:
             self._aliases.append("space_key")
-        status, body = send(self._world, name, sent)
+        status, headers, body = send(self._world, name, sent, self._handle)
         self._log.append((name, arguments, status))
         body = _alias_back(self._world, body) if paper and isinstance(body, dict) else body
-        text = json.dumps({"status": status, "body": body}, separators=(",", ":"), ensure_ascii=False)
+        wait = {"retry_after": headers["Retry-After"]} if "Retry-After" in headers else {}
+        text = json.dumps({"status": status, "body": body, **wait}, separators=(",", ":"), ensure_ascii=False)
         return text.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate of the policy's is no text
 
 # %% ../nbs/01c_environments.ipynb #3555c35b
