@@ -85,8 +85,8 @@ def state_hash(world: World) -> str:
     "First 16 hex digits of the SHA-256 of the canonical state."
     return hashlib.sha256(canonical(snapshot(world)).encode()).hexdigest()[:16]
 
-# %% ../nbs/01_world.ipynb #bafc55bd
-APIS = ("jira", "confluence", "tools", "server")
+# %% ../nbs/01_world.ipynb #9f7220fd
+APIS = ("jira", "confluence", "tools", "server", "faults")
 CATALOGUE = {row["id"]: row for api in APIS for row in load_data(f"errors_{api}.json")}
 
 
