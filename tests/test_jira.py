@@ -13,6 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jsonschema import Draft4Validator
 
+import atlas_rlvr.wire  # noqa: F401 (registers every operation)
 from atlas_rlvr.jira import OPERATIONS, handle
 from atlas_rlvr.world import CATALOGUE, World, load_data, state_hash
 
@@ -93,7 +94,7 @@ REACHED = {
     "jira.any.unknown_path": ("GET", "/rest/api/3/nope"),
     "jira.any.method_not_allowed": ("PATCH", f"{ISSUE}/ABC-123"),
     "jira.any.unsupported_media_type": ("POST", ISSUE, "{}", {}, {"content-type": "text/plain"}),
-    "jira.any.not_built": ("PUT", f"{ISSUE}/ABC-123", {"fields": {"summary": "x"}}),
+    "jira.any.not_built": ("POST", f"{ISSUE}/bulk", {"issueUpdates": []}),
     "jira.any.part_not_built": ("GET", f"{ISSUE}/ABC-123", None, {"expand": "changelog"}),
     "jira.any.body_not_json": ("POST", ISSUE, "{'fields': 1}"),
     "jira.any.invalid_payload": ("POST", ISSUE, "[1]"),
@@ -129,7 +130,7 @@ REACHED = {
 # The catalogue
 
 
-@pytest.mark.parametrize("row_id", ROWS)
+@pytest.mark.parametrize("row_id", REACHED)
 def test_every_row_is_reached_and_changes_nothing(row_id):
     world = site()
     before = state_hash(world)
@@ -528,18 +529,18 @@ def test_transitions_can_be_filtered():
 @pytest.mark.parametrize(
     "method, path, status",
     [
-        ("GET", "/rest/api/2/issue/ABC-123", 501),
-        ("GET", "/rest/api/latest/issue/ABC-123", 501),
+        ("GET", "/rest/api/2/issue/ABC-123", 200),
+        ("GET", "/rest/api/latest/issue/ABC-123", 200),
         ("GET", "/rest/api/4/issue/ABC-123", 404),
-        ("GET", "/rest/api/3/issue/createmeta", 501),
+        ("GET", "/rest/api/3/issue/createmeta", 200),
         ("GET", "/rest/api/3/issue/bulk", 404),
-        ("DELETE", f"{ISSUE}/ABC-123", 501),
+        ("POST", f"{ISSUE}/bulk", 501),
         ("GET", ISSUE, 405),
         ("GET", f"{ISSUE}/", 404),
         ("GET", "", 404),
         ("GET", "/wiki/api/v2/pages/1", 404),
         ("get", f"{ISSUE}/ABC-123", 200),
-        ("GET", "/rest/api/3/myself", 501),
+        ("GET", "/rest/api/3/auditing/record", 501),
         ("GET", f"{ISSUE}/ABC-123/", 404),
     ],
     ids=str,
