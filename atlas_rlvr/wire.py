@@ -5,11 +5,12 @@
 # %% auto #0
 __all__ = ['OPERATIONS', 'handle']
 
-# %% ../nbs/09c_wire.ipynb #dda19a77
-from . import confluence, jira, jira_edits, jira_site
+# %% ../nbs/09c_wire.ipynb #5a293a7e
+from . import confluence, confluence_site, confluence_v1, jira, jira_edits, jira_site
 from .world import World
 
-OPERATIONS = (jira_site, jira_edits)  # modules that add their operations to the two kernels when they are imported
+# modules that add their operations to the two kernels when they are imported
+OPERATIONS = (jira_site, jira_edits, confluence_site, confluence_v1)
 
 # %% ../nbs/09c_wire.ipynb #b1e93a75
 def handle(
