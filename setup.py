@@ -7,7 +7,7 @@ from setuptools import find_packages, setup
 settings = ConfigParser(delimiters=["="])
 settings.read("settings.ini", encoding="utf-8")
 package = settings["DEFAULT"]
-train = package["train_requirements"].split()
+train, serve, mcp, test = (package[f"{extra}_requirements"].split() for extra in ("train", "serve", "mcp", "test"))
 
 setup(
     name=package["lib_name"],
@@ -21,8 +21,9 @@ setup(
     packages=find_packages(include=[package["lib_path"] + "*"]),
     package_data={package["lib_path"]: ["data/*", "data/*/*"]},
     install_requires=package["requirements"].split(),
-    extras_require={"train": train, "test": train + package["test_requirements"].split()},
+    extras_require={"train": train, "serve": serve, "mcp": mcp, "test": train + serve + mcp + test},
     entry_points={
+        "console_scripts": [f"{package['lib_name']}={package['lib_path']}.cli:main"],
         "nbdev": [f"{package['lib_path']}={package['lib_path']}._modidx:d"],
         # the second name is the same folder seen from nbs/
         "papermill.io": [f"{place}results/={package['lib_path']}.runs:results_handler" for place in ("", "../")],
