@@ -117,8 +117,8 @@ def plan_to_json(plan: Plan) -> str:
                                       if getattr(fault, name) != default} for fault in plan.faults]
     return json.dumps({"name": plan.name, "tick": plan.tick, "faults": faults}, allow_nan=False)
 
-# %% ../nbs/12_faults.ipynb #f9ccff6a
-RANGES = {"nth": (1, ALWAYS), "count": (1, ALWAYS), "seconds": (0, ALWAYS), "limit": (0, ALWAYS), "used": (0, 10_000),
+# %% ../nbs/12_faults.ipynb #7ebc053d
+RANGES = {"nth": (1, ALWAYS), "count": (1, ALWAYS), "seconds": (0, ALWAYS), "limit": (1, ALWAYS), "used": (0, 10_000),
           "lag": (0, 10_000), "tick": (0, ALWAYS)}
 ALLOWED = {"kind": tuple(PROFILES), "match": tuple(CLASSES), "status": (500, 502, 503, 504, 0)}
 
@@ -632,22 +632,31 @@ def careful_write(call: tuple, sleep: Callable) -> Generator:
         if found is not None:
             return found or answer
 
-# %% ../nbs/12_faults.ipynb #4715cc01
-def _find_issue(arguments: dict, answer: dict, sleep: Callable) -> Generator:
-    "The sub-task among the keys after its parent's; {}: the parent cannot be seen, so nothing is known."
-    fields = arguments["fields"]
+# %% ../nbs/12_faults.ipynb #d607f83f
+def _next_keys(fields: dict, sleep: Callable) -> Generator:
+    "The sub-task among the keys after its parent's; None: not there, or not to be seen."
     project, _, number = fields["parent"]["key"].rpartition("-")
     for n in range(int(number) + 1, int(number) + 20):
         seen = yield from careful_read(("get_issue", {"issueIdOrKey": f"{project}-{n}"}), sleep, UNANSWERED)
         if seen["status"] != 200:
-            break
+            return None
         there = seen["body"]["fields"]
         if (there.get("summary"), there.get("parent")) == (fields["summary"], fields["parent"]):
             return seen | {"seen": True}
-    parent = yield from careful_read(("get_issue", {"issueIdOrKey": fields["parent"]["key"]}), sleep)
-    return None if parent["status"] == 200 else {}
 
 
+def _find_issue(arguments: dict, answer: dict, sleep: Callable) -> Generator:
+    "The sub-task if it was made; None: it was not; {}: the parent cannot be seen, so nothing is known."
+    fields = arguments["fields"]
+    for attempt in range(ATTEMPTS):
+        found = yield from _next_keys(fields, sleep)
+        parent = found or (yield from careful_read(("get_issue", {"issueIdOrKey": fields["parent"]["key"]}), sleep, UNANSWERED))
+        if parent["status"] == 200:
+            return found
+        sleep(pause(parent, attempt))
+    return {}
+
+# %% ../nbs/12_faults.ipynb #96c9cba4
 def _find_page(arguments: dict, answer: dict, sleep: Callable) -> Generator:
     "The refusal of a duplicate title is the page's own trace; {}: the parent cannot be seen."
     if "title already exists" in json.dumps(answer["body"]):
