@@ -5,9 +5,10 @@
 # %% auto #0
 __all__ = ['USE', 'ADMIN_USE', 'Parser', 'need', 'greeting', 'serve', 'mcp', 'score', 'main']
 
-# %% ../nbs/11a_cli.ipynb #7b1ee62d
+# %% ../nbs/11a_cli.ipynb #3a5c72d2
 import argparse
 import json
+import os
 import sys
 from functools import partial
 from importlib.util import find_spec
@@ -48,14 +49,14 @@ def greeting(site, url: str) -> str:
     text = USE.format(url=url, tokens=tokens, task=task.rstrip("."), first=site.tokens[0], path=path)
     return text + (ADMIN_USE.format(url=url) if site.admin else "")
 
-# %% ../nbs/11a_cli.ipynb #b4f546f2
+# %% ../nbs/11a_cli.ipynb #22f5198f
 def _listen(host: str, port: int):
     "A listening socket, or a sentence why there is none."
     from atlas_rlvr.server import listen
     try:
         return listen(host, port)
-    except (OSError, OverflowError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
+    except OSError as error:
+        reason = os.strerror(error.errno) if (error.errno or 0) > 0 else error.strerror
         raise ValueError(f"cannot listen on {host} port {port}: {reason}; choose another with --port") from None
 
 

@@ -69,15 +69,13 @@ def credential(header: str) -> tuple[str, str | None]:  # the Authorization head
         return "basic", _basic(rest)
     return ("bearer", rest.strip()) if scheme.lower() == "bearer" else ("none", "")
 
-# %% ../nbs/11_server.ipynb #aacb0c2f
-def refusal(scheme: str, token: str | None, path: str) -> str | None:  # None: an anonymous caller of Jira
-    "The catalogue row that answers a bad credential."
-    confluence = path.startswith("/wiki")
+# %% ../nbs/11_server.ipynb #8225aef6
+def refusal(scheme: str, token: str | None, path: str) -> str | None:  # None: an anonymous caller
+    "The catalogue row that answers a credential which is none."
+    product = "confluence" if path.startswith("/wiki") else "jira"
     if token is None:
-        return f"server.basic.unparsable_{'confluence' if confluence else 'jira'}"
-    if confluence:
-        return f"server.credential.confluence_{'v2' if path.startswith('/wiki/api/v2') else 'v1'}"
-    return "server.bearer.opaque" if scheme == "bearer" else None
+        return f"server.basic.unparsable_{product}"
+    return "server.bearer.opaque" if scheme == "bearer" and product == "jira" else None
 
 
 def stranger(scheme: str, token: str | None, request: tuple, base: str) -> tuple[int, dict, object]:
