@@ -8,13 +8,33 @@ __all__ = ['SORTS', 'PAGE_SORTS', 'DELETED', 'SPACE_OPTIONS', 'ROUTES', 'in_orde
            'get_descendants', 'get_ancestors', 'rewrite', 'move_target', 'restore', 'update_page', 'update_title',
            'trash', 'purge', 'delete_page', 'get_space']
 
-# %% ../nbs/10a_confluence_site.ipynb #78c62da9
+# %% ../nbs/10a_confluence_site.ipynb #3405e759
+from .confluence import GONE, ROUTES, SITE, VISIBLE, Refused, Request
+from .world import World, now, put
+
+# %% ../nbs/10a_confluence_site.ipynb #97c43579
 from atlas_rlvr.confluence import (
-    GONE, ROUTES, SITE, VISIBLE, Refused, Request, ancestors, as_long, body_fields, caller, check_title, check_unique, choice,
-    find_page, flag, ids, label_json, ok, page_json, page_of, parent_id, position, space_json, statuses, storage_text,
+    ancestors,
+    as_long,
+    body_fields,
+    caller,
+    check_title,
+    check_unique,
+    choice,
+    find_page,
+    flag,
+    ids,
+    label_json,
+    ok,
+    page_json,
+    page_of,
+    parent_id,
+    position,
+    space_json,
+    statuses,
+    storage_text,
     wants_storage,
 )
-from .world import World, now, put
 
 # %% ../nbs/10a_confluence_site.ipynb #eba2aece
 SORTS = {

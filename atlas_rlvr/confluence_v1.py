@@ -6,19 +6,37 @@
 __all__ = ['OTHER_CONTENT', 'PARTS', 'RELATIVES', 'UNBUILT', 'BY_STATUS', 'TWINS', 'TYPES', 'WRITTEN', 'CONTENT', 'SPACE',
            'LISTS', 'ROUTES', 'expansions', 'user_json', 'space_content', 'find_space_by_key', 'property_json',
            'expanded', 'content_json', 'pick', 'wanted_statuses', 'get_content', 'get_contents', 'get_history',
-           'get_child_type', 'get_descendant_type', 'get_child', 'get_descendant', 'as_v1', 'create_content',
-           'update_content', 'delete_content', 'delete_label', 'get_properties', 'get_property', 'delete_property',
-           'create_property', 'update_property', 'get_space_list', 'get_space_by_key', 'get_space_content',
-           'get_current_user', 'get_user', 'search_content', 'search_expanded']
+           'get_child_type', 'get_attachments', 'get_descendant_type', 'get_child', 'get_descendant', 'as_v1',
+           'create_content', 'update_content', 'delete_content', 'delete_label', 'get_properties', 'get_property',
+           'delete_property', 'create_property', 'update_property', 'get_space_list', 'get_space_by_key',
+           'get_space_content', 'get_current_user', 'get_user', 'search_content', 'search_expanded']
 
-# %% ../nbs/10b_confluence_v1.ipynb #53a1026b
-from atlas_rlvr.confluence import (
-    FORMATS, ROUTES, SITE, VISIBLE, WRITABLE, Refused, Request, ancestors, as_long, body_fields, caller, check_title,
-    check_unique, find_by_cql, find_content, label_json, listed, ok, position, put_new_page, search, stamp, storage_text, tiny,
-    webui,
-)
+# %% ../nbs/10b_confluence_v1.ipynb #89b79de7
+from .confluence import FORMATS, ROUTES, SITE, VISIBLE, WRITABLE, Refused, Request
 from .confluence_site import DELETED, children, descendants, move_target, purge, restore, rewrite, trash
 from .world import World, now, put
+
+# %% ../nbs/10b_confluence_v1.ipynb #e55c9f99
+from atlas_rlvr.confluence import (
+    ancestors,
+    as_long,
+    body_fields,
+    caller,
+    check_title,
+    check_unique,
+    find_by_cql,
+    find_content,
+    label_json,
+    listed,
+    ok,
+    position,
+    put_new_page,
+    search,
+    stamp,
+    storage_text,
+    tiny,
+    webui,
+)
 
 # %% ../nbs/10b_confluence_v1.ipynb #118322f9
 def expansions(text: str) -> dict:
@@ -210,7 +228,7 @@ def get_contents(world: World, request: Request):
         page for page in world.rows("pages") if kind == "page" and page["status"] in statuses
         and (space is None or page["spaceId"] == space["id"]) and title in ("", page["title"].lower())])
 
-# %% ../nbs/10b_confluence_v1.ipynb #a649f7da
+# %% ../nbs/10b_confluence_v1.ipynb #d488cf05
 def get_history(world: World, request: Request, page_id: str):
     "GET /wiki/rest/api/content/{id}/history"
     tree = {"lastUpdated": {}, **_tree(request, "")}
@@ -222,6 +240,11 @@ def get_child_type(world: World, request: Request, page_id: str, kind: str):
     page = find_content(world, page_id)
     pick(Request("GET", "", {"type": kind}, ""), "type", ("page", *OTHER_CONTENT), "page")
     return _content_list(world, request, children(world, page) if kind == "page" else [])
+
+
+def get_attachments(world: World, request: Request, page_id: str):
+    "GET /wiki/rest/api/content/{id}/child/attachment: an empty list"
+    return get_child_type(world, request, page_id, "attachment")
 
 
 def get_descendant_type(world: World, request: Request, page_id: str, kind: str):
@@ -501,7 +524,7 @@ def search_expanded(world: World, request: Request):
         hit["content"] |= expanded(world, world.get("pages", hit["content"]["id"]), tree)
     return status, headers, answer
 
-# %% ../nbs/10b_confluence_v1.ipynb #558f22e8
+# %% ../nbs/10b_confluence_v1.ipynb #8913b925
 CONTENT, SPACE = "/wiki/rest/api/content", "/wiki/rest/api/space"
 LISTS = ("orderby", "postingDay", "trigger")
 ROUTES |= {
@@ -513,6 +536,7 @@ ROUTES |= {
     ("GET", CONTENT + "/{id}/history"): (get_history, ()),
     ("GET", CONTENT + "/{id}/child"): (get_child, ("parentVersion",)),
     ("GET", CONTENT + "/{id}/child/{type}"): (get_child_type, ("parentVersion", "orderby")),
+    ("GET", CONTENT + "/{id}/child/attachment"): (get_attachments, ("filename", "mediaType")),
     ("GET", CONTENT + "/{id}/descendant"): (get_descendant, ()),
     ("GET", CONTENT + "/{id}/descendant/{type}"): (get_descendant_type, ()),
     ("DELETE", CONTENT + "/{id}/label"): (delete_label, ()),
