@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['FAULTS', 'VERIFY', 'RECOVER', 'BEND', 'MAKER', 'SPLIT', 'SPECIAL', 'MARKS', 'FIVE', 'STAGES', 'SHAPE', 'SAVE_EVERY',
            'HOME', 'draw_fault', 'bare', 'dropped', 'wrong_value', 'plan', 'demonstrate', 'train_tokenizer', 'render',
-           'encode', 'Stage', 'short', 'drill', 'examples', 'corpus', 'new_model', 'pretrain', 'make_tokenizer',
-           'make_policy', 'ship', 'load_policy']
+           'encode', 'Stage', 'short', 'drill', 'pieces', 'examples', 'corpus', 'new_model', 'pretrain',
+           'make_tokenizer', 'make_policy', 'ship', 'load_policy']
 
 # %% ../nbs/04b_policy.ipynb #c5174a9c
 import json
@@ -207,7 +207,7 @@ def encode(talk: list[dict], schemas: list[dict] | None, tokenizer) -> tuple[lis
     ids = tokenizer(render(talk, schemas), add_special_tokens=False)["input_ids"]
     return ids, _assistant_mask(ids, tokenizer)
 
-# %% ../nbs/04b_policy.ipynb #e4f96dad
+# %% ../nbs/04b_policy.ipynb #d1d06148
 @dataclass(frozen=True)
 class Stage:
     "One stage of imitation; all values ours."
@@ -228,9 +228,13 @@ STAGES = (Stage("copy", 700, 6_000, 3e-3, {"subtask": 1, "page": 1}, "short", pl
           Stage("imitate", 300, 8_000, 1.5e-3, FIVE, "whole"),
           Stage("imitate", 480, 8_000, 1.5e-3, {**FIVE, "transition": 1}, "whole"),
           Stage("drill", 300, 8_000, 2e-3, {"subtask": 3, "page": 3, "cross": 2}, "drill"),
-          Stage("imitate", 160, 8_000, 1e-3, FIVE, "whole"))
+          Stage("imitate", 160, 8_000, 1e-3, FIVE, "whole"),
+          Stage("drill", 500, 8_000, 2e-3, {"subtask": 3, "page": 3, "cross": 2}, "drill"),
+          Stage("imitate", 200, 8_000, 1e-3, FIVE, "whole"),
+          Stage("choose", 250, 6_000, 1.5e-3, {"subtask": 1, "page": 1, "label": 6}, "short"),
+          Stage("imitate", 300, 8_000, 1e-3, {**FIVE, "label": 6}, "whole"))
 
-# %% ../nbs/04b_policy.ipynb #4a776777
+# %% ../nbs/04b_policy.ipynb #b3bc22ab
 def _excluded() -> frozenset:
     "Prompts that imitation must never see."
     return frozenset(task["prompt"] for scenario in SCENARIOS for split in ("train", "held_out")
@@ -249,15 +253,19 @@ def drill(tasks: list[dict]) -> list[dict]:
     return messages(tasks[0])[:1] + [message for task in tasks for message in short(task)]
 
 
+def pieces(tokenizer) -> tuple[str, ...]:
+    "Lower-case tokens: a word made of them teaches to copy what no demonstration happens to hold."
+    return tuple(sorted(t for t in tokenizer.get_vocab() if t.isascii() and t.isalpha() and t.islower()))
+
+
 def _example(stage: Stage, scenario: str, rng: random.Random, tokenizer, excluded: frozenset) -> tuple:
     "Token ids and loss mask of one new demonstration."
-    task = generate_tasks(scenario, 1, seed=rng.getrandbits(40), exclude=excluded, plain=stage.plain)[0]
+    tasks = generate_tasks(scenario, 6 if stage.form == "drill" else 1, rng.getrandbits(40), excluded, stage.plain,
+                           () if stage.plain else pieces(tokenizer))
     if stage.form == "short":
-        return encode(short(task), None, tokenizer)
-    if stage.form == "whole":
-        return encode(demonstrate(task, rng), tool_schemas(scenario), tokenizer)
-    more = generate_tasks(scenario, 5, seed=rng.getrandbits(40), exclude=excluded, plain=stage.plain)
-    return encode(drill([task, *more]), tool_schemas(scenario), tokenizer)
+        return encode(short(tasks[0]), None, tokenizer)
+    talk = drill(tasks) if stage.form == "drill" else demonstrate(tasks[0], rng)
+    return encode(talk, tool_schemas(scenario), tokenizer)
 
 # %% ../nbs/04b_policy.ipynb #c374a176
 def examples(stage: Stage, step: int, seed: int, tokenizer, excluded: frozenset) -> list[tuple[list[int], list[int]]]:

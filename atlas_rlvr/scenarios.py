@@ -213,7 +213,7 @@ def lint(task: dict, dialect: str = "paper") -> list[str]:
         faults = [f"{call.name} answers {call.status}: {call.body}" for call in trace if call.outcome != "ok"]
     return [f"{task['id']}: {fault}" for fault in faults]
 
-# %% ../nbs/02_scenarios.ipynb #6469d591
+# %% ../nbs/02_scenarios.ipynb #52d4202d
 WORDS = load_data("generator.json")
 LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 
@@ -221,6 +221,7 @@ LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
 class Draw(random.Random):
     "A source of randomness that also says which words to use."
     plain = False  # True: own word lists and syllables only, the first lesson of a policy that learns to copy
+    pieces = ()  # tokens that words may be made of, for a policy that must learn to copy each of them
 
 
 def _invented(rng: Draw) -> str:
@@ -237,9 +238,11 @@ def _word(rng: Draw, known: list[str]) -> str:
     "A word of a list, an invented one, a common English one, or letters."
     if rng.plain:
         return rng.choice([rng.choice(known), _invented(rng)])
+    if rng.pieces and rng.random() < 0.6:
+        return "".join(rng.choices(rng.pieces, k=rng.randint(1, 3)))
     return rng.choice([rng.choice(known), _invented(rng), rng.choice(WORDS["words"]), _letters(rng)])
 
-# %% ../nbs/02_scenarios.ipynb #f4ec16d3
+# %% ../nbs/02_scenarios.ipynb #441c8769
 def _key(rng: Draw) -> str:
     "Two to four capitals."
     return "".join(rng.choices(LETTERS, k=rng.randint(2, 4)))
@@ -274,7 +277,8 @@ def _summary(rng: Draw) -> str:
 
 def _title(rng: Draw) -> str:
     "Like `Oncall Runbook - Payments` or `Release Notes 1.0`."
-    tail = rng.choice(["", f" - {rng.choice(WORDS['areas'])}", f" {rng.randint(0, 9)}.{rng.randint(0, 9)}",
+    area = _word(rng, WORDS["areas"]).title() if rng.pieces else rng.choice(WORDS["areas"])
+    tail = rng.choice(["", f" - {area}", f" {rng.randint(0, 9)}.{rng.randint(0, 9)}",
                        f" {rng.randint(2020, 2039)}"])
     return _title_case(_phrase(rng, 2)) + tail
 
@@ -342,9 +346,20 @@ def _new_cross(rng: Draw) -> tuple[dict, dict, dict]:
     (issue, jira, v1), (page, confluence, v2) = _new_subtask(rng), _new_page(rng)
     return {"issue": issue, "page": page}, {**jira, **confluence}, {**v1, **v2}
 
-# %% ../nbs/02_scenarios.ipynb #4bc5f1e5
+# %% ../nbs/02_scenarios.ipynb #dbc412a0
+def _loose(rng: Draw, labels: list[str]) -> str:
+    "The labels in order among any words, so that they are found by themselves and not by the sentences around them."
+    text = []
+    for label in labels:
+        around = [_word(rng, WORDS["nouns"]) for _ in range(rng.randint(1, 6))]
+        text += [word for word in around if word not in LABELS] + [label + rng.choice(["", "", ",", "."])]
+    return f"<p>{' '.join(text)}</p>"
+
+
 def _body(rng: Draw, labels: list[str]) -> str:
     "Sentences that mention the labels in order, with some that mention none."
+    if rng.pieces and rng.random() < 0.6:
+        return _loose(rng, labels)
     text, left = [], list(labels)
     while left:
         sentence = rng.choice([s for s in WORDS["sentences"] if s.count("{") <= len(left)])
@@ -399,12 +414,12 @@ def _training_names() -> set[str]:
 
 TRAINING_NAMES = _training_names()
 
-# %% ../nbs/02_scenarios.ipynb #7f217ef7
+# %% ../nbs/02_scenarios.ipynb #60c8a91b
 def generate_tasks(scenario: str, n: int, seed: int, exclude: frozenset = frozenset(),  # exclude: prompts to avoid
-                   plain: bool = False) -> list[dict]:  # plain: see `Draw`
+                   plain: bool = False, pieces: tuple = ()) -> list[dict]:  # plain, pieces: see `Draw`
     "`n` unseen tasks of a kind, the same for the same seed, none sharing an entity with the training tasks."
     rng, seen, rows = Draw(f"{check_scenario(scenario)}/{seed}"), set(exclude), []
-    rng.plain = plain
+    rng.plain, rng.pieces = plain, pieces
     while len(rows) < n:
         gold, world, values = MAKERS[scenario](rng)
         prompt = _fill(scenario, rng, **values)
