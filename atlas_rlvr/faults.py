@@ -8,12 +8,12 @@ __all__ = ['ISSUE_PATH', 'PAGE_PATH', 'SEARCHES', 'READS', 'LISTS', 'CLASSES', '
            'ATTEMPTS', 'HIDDEN', 'REREAD', 'in_class', 'Fault', 'Plan', 'check_profile', 'expand', 'plan_to_json',
            'read_plan', 'find_plan', 'Request', 'Rule', 'kind', 'Faults', 'limited', 'rate_burst', 'per_issue_write',
            'transient_5xx', 'lost_response', 'slow', 'transport', 'stale_search', 'short_page', 'missing_fields',
-           'anonymous', 'auth_silent', 'no_permission', 'conflict', 'environment', 'faulty_env', 'changes', 'made',
+           'auth_silent', 'no_permission', 'conflict', 'environment', 'faulty_env', 'changes', 'made',
            'state_penalties', 'settled', 'FaultyScore', 'faulty_score', 'pause', 'careful_read', 'careful_write',
            'steps', 'careful', 'blind', 'scripted', 'fault_record', 'play', 'fault_row', 'plans', 'script_records',
-           'model_records']
+           'model_records', 'curve_file', 'fault_curve']
 
-# %% ../nbs/12_faults.ipynb #fcaf50c7
+# %% ../nbs/12_faults.ipynb #eae850fd
 import json
 import random
 import re
@@ -27,6 +27,7 @@ from typing import NamedTuple
 from .baselines import batch_policy, call_message, episode, load_local, run_episodes
 from .environments import ENVIRONMENTS, SEEDS, tool_schemas
 from .rewards import EXCESS_LIMITS, ISSUE, PAGE, REWARD_SETS, WRITES, paper_units, score
+from .runs import project_root, write_json
 from .scenarios import STEPS, load_tasks, messages
 from .tool_calls import Call, build_trace
 from .train import interval
@@ -167,7 +168,7 @@ def read_plan(text: str | bytes) -> Plan:
     return Plan(tuple(_fault(row, i + 1) for i, row in enumerate(value["faults"])), value.get("tick", 1000),
                 value.get("name", ""))
 
-# %% ../nbs/12_faults.ipynb #86e67022
+# %% ../nbs/12_faults.ipynb #4be345f2
 def find_plan(text: str) -> Plan:  # `profile`, `profile:seed` or the path of a JSON file
     "The plan that a command line names."
     name, _, seed = text.partition(":")
@@ -176,8 +177,8 @@ def find_plan(text: str) -> Plan:  # `profile`, `profile:seed` or the path of a 
     try:
         return read_plan(Path(text).read_bytes())
     except OSError:
-        profiles = ", ".join(PROFILES)
-        raise ValueError(f"no fault plan {text!r}; give a JSON file, or a profile with a seed such as slow:3, of {profiles}") from None
+        raise ValueError(f"no fault plan {text!r}; give a JSON file, or a profile with a seed such as slow:3: "
+                         f"{', '.join(PROFILES)}") from None
 
 # %% ../nbs/12_faults.ipynb #00183406
 class Request(NamedTuple):
@@ -412,25 +413,14 @@ def missing_fields(layer: Faults, rule: Rule, go: Callable, request: Request) ->
     left = {name: value for name, value in inner.items() if name not in rule.fault.fields}
     return status, headers, body | {"fields": left} if "fields" in body else left
 
-# %% ../nbs/12_faults.ipynb #98451c83
-def anonymous(layer: Faults, request: Request) -> tuple:
-    "The answer to a request with a bad token."
-    if request.product == "confluence":
-        return api_error(f"server.credential.confluence_{'v2' if '/api/v2' in request.path else 'v1'}")
-    if request.path.endswith("/myself"):
-        return api_error("faults.jira.myself")
-    if in_class("search", request.method, request.path) and request.path.endswith("/jql"):
-        return 200, {"Content-Type": "application/json"}, {"issues": [], "isLast": True}
-    return layer.ask(request._replace(world=World({})))
-
-
+# %% ../nbs/12_faults.ipynb #21587947
 @kind
 def auth_silent(layer: Faults, rule: Rule, go: Callable, request: Request) -> tuple:
     "The token is bad for a while."
     if not rule.hit:
         return go(request)
     layer.strike(rule)
-    status, headers, body = anonymous(layer, request)
+    status, headers, body = layer.ask(request._replace(world=World({})))  # nobody lives there: an anonymous caller
     return status, headers | {"X-Seraph-LoginReason": "AUTHENTICATED_FAILED"}, body
 
 # %% ../nbs/12_faults.ipynb #66c7054f
@@ -756,7 +746,7 @@ def script_records(script: Callable, scenario: str, profile: str, seeds: int = 3
     "A script on every training prompt of a scenario, under `seeds` plans of a profile."
     return [play(script, task, plan)[0] for task, plan in plans(scenario, profile, seeds)]
 
-# %% ../nbs/12_faults.ipynb #eb9d288e
+# %% ../nbs/12_faults.ipynb #3f44bbe1
 def model_records(model: str, scenario: str, profile: str, seeds: int = 3) -> list[dict]:
     "A local model on every training prompt of a scenario, under `seeds` plans of a profile."
     network, tokenizer, values = load_local(model, scenario)
@@ -767,3 +757,14 @@ def model_records(model: str, scenario: str, profile: str, seeds: int = 3) -> li
                                    for env, (task, _) in zip(envs, jobs, strict=True)])
     return [fault_record(task, plan, env, talk, outcome)
             for (task, plan), env, (talk, outcome, _) in zip(jobs, envs, played, strict=True)]
+
+def curve_file(model: str, scenario: str) -> Path:
+    "Where a measured curve is kept."
+    return project_root() / "results" / "faults" / f"{scenario}-{model}.json"
+
+
+def fault_curve(model: str, scenario: str, seeds: int = 3) -> dict:  # {profile: fault_row}
+    "Measure a model under every profile and keep the rows."
+    rows = {name: fault_row(model_records(model, scenario, name, seeds)) for name in PROFILES}
+    write_json(curve_file(model, scenario), {"model": model, "scenario": scenario, "seeds": seeds, "rows": rows})
+    return rows

@@ -27,7 +27,7 @@ from atlas_rlvr.record import (
 )
 from atlas_rlvr.scenarios import SCENARIOS, gold_calls, load_tasks
 from atlas_rlvr.wire import handle as site
-from atlas_rlvr.world import World, canonical
+from atlas_rlvr.world import CATALOGUE, World, canonical
 
 TOKEN = "ATATT3xFfGF0" + "aB3-_=" * 6
 JWT = "eyJhbGciOiJIUzI1NiJ9.eyJzdWIiOiIxIn0.c2lnbmF0dXJl"
@@ -130,7 +130,9 @@ def test_repeated_requests_get_successive_answers(tmp_path):
     query = {"b": "2", "a": 1}
     assert [replay(None, "get", "/x", query, {"Other": "header"}, "")[0] for _ in range(4)] == [404, 200, 200, 200]
     assert [replay(None, "POST", "/x", query)[0] for _ in range(2)] == [201, 501]
-    assert replay(None, "GET", "/y")[0] == 501
+    status, _, body = replay(None, "GET", "/y")
+    row = CATALOGUE["faults.replay.not_recorded"]
+    assert (status, body) == (501, json.loads(json.dumps(row["body"]).replace("{method} {path}", "GET /y")))
 
 
 def test_a_replayed_request_with_an_email_is_found(tmp_path):
