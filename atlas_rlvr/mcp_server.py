@@ -5,8 +5,9 @@
 # %% auto #0
 __all__ = ['Rollout', 'read_trace', 'score_trace', 'make_server', 'run']
 
-# %% ../nbs/13_mcp.ipynb #37072a32
+# %% ../nbs/13_mcp.ipynb #30a2274d
 import json
+import signal
 from dataclasses import asdict
 from pathlib import Path
 
@@ -89,7 +90,7 @@ def make_server(rollout: Rollout):
     return Server("atlas-rlvr", instructions=system_prompt(scenario), on_list_tools=on_list_tools,
                   on_call_tool=on_call_tool)
 
-# %% ../nbs/13_mcp.ipynb #4e9bde5f
+# %% ../nbs/13_mcp.ipynb #1cf52c97
 def run(rollout: Rollout):
     "Serve one client over stdio."
     import anyio
@@ -99,4 +100,5 @@ def run(rollout: Rollout):
     async def main():
         async with stdio_server() as (read, write):
             await server.run(read, write, server.create_initialization_options())
+    signal.signal(signal.SIGINT, signal.SIG_DFL)  # Python's own would wait for the thread that reads stdin
     anyio.run(main)

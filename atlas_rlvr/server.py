@@ -186,7 +186,7 @@ def _label_names(body) -> list:
     return [_member(label, "name") if isinstance(label, dict) else label
             for label in (body if isinstance(body, list) else [body])]
 
-# %% ../nbs/11_server.ipynb #25a8cbd7
+# %% ../nbs/11_server.ipynb #c302c72c
 def _arguments(world: World, name: str, v1: bool, entry: dict) -> dict:
     "The arguments with which a tool would have sent this request, path arguments aside."
     body = _parsed(entry["body"])
@@ -210,7 +210,7 @@ def _call(world: World, patterns: list[tuple], entry: dict, turn: int) -> Call |
             return Call(name, arguments, json.dumps(arguments), f"t{turn}c0", outcome, entry["status"], entry["answer"])
     return None
 
-
+# %% ../nbs/11_server.ipynb #d87e7bee
 def session_calls(session: Session) -> list[Call]:
     "The trace of a session that has a task."
     patterns = _patterns(session.task["scenario"])
@@ -228,7 +228,7 @@ def session_score(session: Session) -> dict:
     return {"scenario": task["scenario"], "task": task["id"], **asdict(found),
             "calls": [call_to_json(call) for call in calls]}
 
-# %% ../nbs/11_server.ipynb #f6a5b1f3
+# %% ../nbs/11_server.ipynb #8d7f2857
 def _invalid(reason: str):
     "An admin request that cannot be followed."
     return api_error("server.admin.invalid", reason=reason)
@@ -250,7 +250,7 @@ def _reset(session: Session, body: str):
     session.start(chosen or session.task)
     return _done({"hash": state_hash(session.world), "task": session.task and session.task["id"]})
 
-
+# %% ../nbs/11_server.ipynb #b67df393
 def _snapshot(session: Session, body: str):
     "The whole state and its hash."
     return _done({"hash": state_hash(session.world), **snapshot(session.world)})
@@ -267,7 +267,7 @@ def _score(session: Session, body: str):
         return _invalid("There is no task to score; reset with a scenario and a task first.")
     return _done(session_score(session))
 
-
+# %% ../nbs/11_server.ipynb #8835e833
 def _faults(session: Session, body: str):
     "Put a plan in front of the site, from a fresh world on; an empty body takes it away."
     try:

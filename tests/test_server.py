@@ -16,7 +16,17 @@ from atlas_rlvr.environments import ROUTES, _path, _payload, run_calls
 from atlas_rlvr.faults import Fault, Plan, plan_to_json
 from atlas_rlvr.rewards import score
 from atlas_rlvr.scenarios import SCENARIOS, gold_calls, task_env
-from atlas_rlvr.server import SITE, Site, credential, listen, make_server, make_tokens, pick_task, respond, session_score
+from atlas_rlvr.server import (
+    SITE,
+    Site,
+    credential,
+    listen,
+    make_server,
+    make_tokens,
+    pick_task,
+    respond,
+    session_score,
+)
 from atlas_rlvr.world import CATALOGUE, state_hash
 
 ROWS = {name: row for name, row in CATALOGUE.items() if row["api"] == "server"}
