@@ -423,6 +423,20 @@ def test_the_policy_reads_how_long_to_wait():
     assert [answer.get("retry_after") for answer in answers] == ["3", "2", "1", None]
 
 
+@pytest.mark.slow
+def test_trl_drives_environments_with_faults(monkeypatch):
+    "The trainer's own tool loop, its environments behind a plan that refuses every first read."
+    from atlas_rlvr import train
+    refused = Plan((Fault("rate_burst", match="read", seconds=10**6),))
+    monkeypatch.setattr(train, "ENVIRONMENTS", {"subtask": environment("subtask", refused)})
+    run = train.plan_run("subtask", "embedded", 0)
+    rows = train.evaluation_rows(load_tasks("subtask")[:2], 1, "before", 0.7)
+    model, tokenizer = train.load_model(run.values)
+    calls = [call for record in train.evaluate(run, model, tokenizer, rows) for call in record["calls"]]
+    reads = [call for call in calls if call["name"] == "get_issue"]
+    assert reads and {call.get("status") for call in reads} <= {429, None} and 429 in {call.get("status") for call in reads}
+
+
 # The state
 
 
