@@ -99,7 +99,7 @@ def _handler(method: str, path: str):
         refuse("jira.any.not_built", method=method, path=path)
     return version, HANDLERS[method, template], params
 
-# %% ../nbs/01a_jira.ipynb #467ba566
+# %% ../nbs/01a_jira.ipynb #16d797e3
 BASE = "https://synthetic.atlassian.net/rest/api/3"
 LINKS = ("self", "nextPage")  # members that hold an address of the API
 
@@ -114,8 +114,8 @@ def present(value, version: str):  # any JSON value of an answer
         return value
     if (value.get("type"), value.get("version")) == ("doc", 1):
         return plain_text(value)
-    return {name: item.replace(BASE, f"{BASE[:-1]}{version}", 1) if name in LINKS else present(item, version)
-            for name, item in value.items()}
+    return {name: item.replace(BASE, f"{BASE[:-1]}{version}", 1) if name in LINKS and isinstance(item, str)
+            else present(item, version) for name, item in value.items()}
 
 # %% ../nbs/01a_jira.ipynb #cfb30867
 def handle(world: World, method: str, path: str, query: dict | None, headers: dict | None, body: str | None):
@@ -511,7 +511,7 @@ def create_issue(request: Request):
     put(world, "issues", key, row)
     return 201, {"id": row["id"], "key": key, "self": f"{BASE}/issue/{row['id']}"}
 
-# %% ../nbs/01a_jira.ipynb #8aae12f9
+# %% ../nbs/01a_jira.ipynb #a9a3fa4a
 def _offered(world: World, row: dict) -> list[dict]:
     "The transitions of the issue's workflow: all are global."
     return world.get("workflows", row["workflow"])["transitions"]
@@ -525,6 +525,14 @@ def transition_json(world: World, edge: dict, expand: list[str]) -> dict:
             **fields}
 
 
+def _transitions(request: Request, row: dict, names: list[str]) -> list[dict]:
+    "The offered transitions, where `expand` of an issue asks for them."
+    return [transition_json(request.world, edge, []) for edge in _offered(request.world, row)]
+
+
+EXPANDS["transitions"] = _transitions
+
+# %% ../nbs/01a_jira.ipynb #e877ac3d
 @operation("GET", "/issue/{issueIdOrKey}/transitions")
 def get_transitions(request: Request):
     "200; an unknown `transitionId` gives an empty list."

@@ -8,17 +8,49 @@ __all__ = ['SECONDS', 'EDITS', 'ADDED', 'rich', 'save', 'entry', 'with_comment',
            'delete_worklog', 'with_link', 'link_issues', 'delete_link', 'assign_issue', 'edited', 'add_part',
            'edit_issue', 'delete_issue']
 
-# %% ../nbs/09b_jira_edits.ipynb #69e70f1a
+# %% ../nbs/09b_jira_edits.ipynb #fccc9d95
 import re
 from datetime import datetime
 
+# %% ../nbs/09b_jira_edits.ipynb #b32323f3
 from atlas_rlvr.jira import (
-    CHECKS, ON_TRANSITION, Place, Refused, Request, find_issue, find_named, is_document, issue_json, member, operation,
-    read_fields, read_json, refuse, refuse_fields, refuse_parts, the_issue, wanted_fields, words,
+    CHECKS,
+    ON_TRANSITION,
+    Place,
+    Refused,
+    Request,
+    find_issue,
+    find_named,
+    is_document,
+    issue_json,
+    member,
+    operation,
+    read_fields,
+    read_json,
+    refuse,
+    refuse_fields,
+    refuse_parts,
+    the_issue,
+    wanted_fields,
+    words,
 )
+
+# %% ../nbs/09b_jira_edits.ipynb #59e7c483
 from atlas_rlvr.jira_site import (
-    FIELDS, LINK_TYPES, VERBS, caller, comment_json, dated, flag, one, page, the_link, worklog_json,
+    FIELDS,
+    LINK_TYPES,
+    VERBS,
+    caller,
+    comment_json,
+    dated,
+    flag,
+    one,
+    page,
+    the_link,
+    worklog_json,
 )
+
+# %% ../nbs/09b_jira_edits.ipynb #082abb3f
 from .rich_text import document
 from .world import World, now, put, remove
 
@@ -151,7 +183,7 @@ def with_worklog(request: Request, row: dict, payload: dict) -> dict:
                   timeSpent=_in_words(seconds), timeSpentSeconds=seconds)
     return {**row, "worklogs": [*row.get("worklogs", ()), added]}
 
-# %% ../nbs/09b_jira_edits.ipynb #a7b65ad4
+# %% ../nbs/09b_jira_edits.ipynb #1d560f5f
 @operation("POST", "/issue/{issueIdOrKey}/worklog")
 def add_worklog(request: Request):
     "201 with the worklog."
@@ -165,7 +197,8 @@ def add_worklog(request: Request):
 def get_worklogs(request: Request):
     "200 with a page of worklogs, oldest first."
     row = the_issue(request)
-    refuse_parts(request, request.query, ("startedAfter", "startedBefore", "expand"))
+    refuse_parts(request, request.query, ("startedAfter", "startedBefore"))
+    refuse_parts(request, dict.fromkeys(words(request.query, "expand"), True), ("properties",))
     return 200, page(request, "worklogs", [worklog_json(request.world, row, found) for found in row.get("worklogs", ())], 5000)
 
 

@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['SITE', 'LINK_TYPES', 'FIELDS', 'SETTABLE', 'KEY_FIELD', 'VERBS', 'LISTS', 'HIDDEN', 'SEARCH_MEMBERS', 'one', 'number',
-           'flag', 'window', 'page', 'server_info', 'caller', 'get_myself', 'get_user', 'find_users', 'find_assignable',
-           'find_permitted', 'find_project', 'issuetypes', 'project_detail', 'get_project', 'get_projects', 'get_parts',
-           'get_project_statuses', 'search_projects', 'link_type_json', 'all_links', 'link_json', 'get_link_types',
-           'get_link', 'the_link', 'dated', 'comment_json', 'worklog_json', 'schema', 'field_json', 'get_fields',
-           'field_meta', 'create_meta_types', 'create_meta_fields', 'create_meta', 'edit_meta', 'get_edit_meta', 'flat',
-           'names_in', 'run_query', 'search_jql', 'count_issues']
+           'flag', 'window', 'page', 'server_info', 'caller', 'is_anonymous', 'get_myself', 'get_user', 'find_users',
+           'find_assignable', 'find_permitted', 'find_project', 'issuetypes', 'project_detail', 'get_project',
+           'get_projects', 'get_parts', 'get_project_statuses', 'search_projects', 'link_type_json', 'all_links',
+           'link_json', 'get_link_types', 'get_link', 'the_link', 'dated', 'comment_json', 'worklog_json', 'schema',
+           'field_json', 'get_fields', 'field_meta', 'create_meta_types', 'create_meta_fields', 'create_meta',
+           'edit_meta', 'get_edit_meta', 'flat', 'names_in', 'run_query', 'search_jql', 'count_issues']
 
-# %% ../nbs/09a_jira_site.ipynb #7a29ff38
+# %% ../nbs/09a_jira_site.ipynb #0e9ed8f0
 import base64
 import re
 from copy import deepcopy
@@ -19,11 +19,34 @@ from datetime import datetime
 from zlib import crc32
 
 from . import jql
+
+# %% ../nbs/09a_jira_site.ipynb #5904c37d
 from atlas_rlvr.jira import (
-    BASE, CATEGORIES, EXPANDS, FIELD_JSON, PRIORITIES, Request, find_issue, issue_json, issuetype_json, linked_json,
-    operation, priority_json, project_json, read_json, refuse, refuse_parts, resolution_json, status_json, the_issue,
-    user_json, wanted_fields, words,
+    BASE,
+    CATEGORIES,
+    EXPANDS,
+    FIELD_JSON,
+    PRIORITIES,
+    Request,
+    find_issue,
+    issue_json,
+    issuetype_json,
+    linked_json,
+    operation,
+    priority_json,
+    project_json,
+    read_json,
+    refuse,
+    refuse_parts,
+    resolution_json,
+    status_json,
+    the_issue,
+    user_json,
+    wanted_fields,
+    words,
 )
+
+# %% ../nbs/09a_jira_site.ipynb #6ed2575f
 from .rich_text import html, plain_text
 from .world import World, now
 
@@ -70,15 +93,20 @@ def server_info(request: Request):
                  "deploymentType": "Cloud", "buildNumber": 100000, "buildDate": "2026-01-01T00:00:00.000+0000",
                  "serverTime": now(request.world) + ".000+0000", "scmInfo": "synthetic", "serverTitle": "Jira"}
 
-# %% ../nbs/09a_jira_site.ipynb #4a5a4c3e
+# %% ../nbs/09a_jira_site.ipynb #0eccaff0
 def caller(world: World) -> str | None:
     "The account that makes the calls."
     return next((user["accountId"] for user in world.rows("users") if user["active"]), None)
 
 
+def is_anonymous(world: World) -> bool:
+    "Whether nothing at all can be seen."
+    return not any(world.tables.values())
+
+
 @operation("GET", "/myself")
 def get_myself(request: Request):
-    "200, or 401 for an anonymous caller."
+    "200, or 401 where nobody is signed in."
     return 200, user_json(request.world, caller(request.world)) or refuse("jira.getCurrentUser.anonymous")
 
 
@@ -486,7 +514,7 @@ def _linked_ids(world: World, key: str) -> list[str] | None:
     ends = [(start["id"], other["id"]) for _, start, other in all_links(world)]
     return row and [end for pair in ends if row["id"] in pair for end in pair if end != row["id"]]
 
-# %% ../nbs/09a_jira_site.ipynb #1726bf42
+# %% ../nbs/09a_jira_site.ipynb #1e81b52f
 HIDDEN = ("value_unknown", "id_unknown", "issue_unknown", "field_unknown")  # what an anonymous caller is not told
 
 
@@ -496,15 +524,20 @@ def run_query(world: World, text: str) -> list[dict]:
     try:
         found = jql.search(text, [flat(world, row) for row in world.rows("issues")], site)
     except jql.Refused as refused:
-        if refused.row in HIDDEN and not world.rows("users"):
+        if refused.row in HIDDEN and is_anonymous(world):
             return []
         refuse(f"jira.searchJql.{refused.row}", **refused.values)
     return [world.get("issues", issue["name"]) for issue in found]
 
-# %% ../nbs/09a_jira_site.ipynb #9cf07315
+# %% ../nbs/09a_jira_site.ipynb #8c1cbdea
+def _mark(text: str) -> str:
+    "What ties a page token to its query."
+    return f"{crc32(text.encode(errors='replace')):08x}"
+
+
 def _token(text: str, start: int) -> str:
     "An opaque page token."
-    return base64.urlsafe_b64encode(f"{crc32(text.encode()):08x}.{start}".encode()).decode()
+    return base64.urlsafe_b64encode(f"{_mark(text)}.{start}".encode()).decode()
 
 
 def _start(text: str, token: str | None) -> int:
@@ -513,7 +546,7 @@ def _start(text: str, token: str | None) -> int:
         mark, _, start = base64.urlsafe_b64decode((token or "").encode()).decode().partition(".")
     except ValueError:
         mark, start = "", ""
-    valid = mark == f"{crc32(text.encode()):08x}" and start.isascii() and start.isdigit()
+    valid = mark == _mark(text) and start.isascii() and start.isdigit()
     return 0 if not token else int(start[:9]) if valid else refuse("jira.searchJql.bad_token")
 
 # %% ../nbs/09a_jira_site.ipynb #9ade34e6

@@ -295,7 +295,7 @@ def _contain(clause: Clause, field: str, site: Site):
         return bool(texts) and wanted == all(any(_says(text, phrase) for text in texts) for phrase in phrases)
     return found
 
-# %% ../nbs/09_jql.ipynb #bab5d2fc
+# %% ../nbs/09_jql.ipynb #2c6613f9
 PERIODS = {"w": "weeks", "d": "days", "h": "hours", "m": "minutes"}
 FORMS = ("%Y-%m-%d %H:%M", "%Y/%m/%d %H:%M", "%Y-%m-%d", "%Y/%m/%d")
 
@@ -311,7 +311,7 @@ def _period(text: str) -> timedelta | None:
 def _moment(text: str, field: str, site: Site) -> datetime:
     "The moment that a text means."
     period = _period(text.strip())
-    if period is not None:
+    if period is not None and abs(period) < timedelta(365 * 100):
         return site.now + period
     for form in FORMS:
         try:
@@ -365,7 +365,7 @@ def tester(node, site: Site) -> Callable:
     tests, join = [tester(part, site) for part in node[1]], all if node[0] == "and" else any
     return lambda issue: join(one(issue) for one in tests)
 
-# %% ../nbs/09_jql.ipynb #10d57ef1
+# %% ../nbs/09_jql.ipynb #ced47f03
 def _key(issue: dict) -> tuple:
     "Project, then number."
     letters = issue["name"].rstrip("0123456789")
@@ -373,7 +373,8 @@ def _key(issue: dict) -> tuple:
 
 
 SORTS = {  # field → (sort key of an issue, whether it runs downwards by itself)
-    "key": (_key, False), "created": (lambda issue: issue["created"], True), "updated": (lambda issue: issue["updated"], True),
+    "key": (_key, False), "created": (lambda issue: (issue["created"], int(issue["key"])), True),
+    "updated": (lambda issue: issue["updated"], True),
     "priority": (lambda issue: -int(issue["priority"]), True), "summary": (lambda issue: issue["summary"].lower(), False),
     "project": (lambda issue: issue["project"], False),
     "assignee": (lambda issue: (not issue["assignee"], issue["assignee"] or ""), False),
