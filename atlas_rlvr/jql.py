@@ -267,7 +267,7 @@ def _choose(clause: Clause, field: str, site: Site):
         return found
     return lambda issue: bool(_values(issue, field)) and not found(issue)
 
-# %% ../nbs/09_jql.ipynb #a5eb6562
+# %% ../nbs/09_jql.ipynb #18419922
 def _terms(text: str, field: str) -> list[list[str]]:
     "Each phrase or single word as a list of patterns, one for each word."
     if not text.strip():
@@ -288,7 +288,7 @@ def _says(words: list[str], phrase: list[str]) -> bool:
     starts = range(len(words) - len(phrase) + 1)
     return any(all(re.fullmatch(one, words[start + n]) for n, one in enumerate(phrase)) for start in starts)
 
-
+# %% ../nbs/09_jql.ipynb #f223aa34
 def _contain(clause: Clause, field: str, site: Site):
     "A test for words in a text; EMPTY works with `is`."
     if clause.operands[0] is None or isinstance(clause.operands[0], Call):
