@@ -8,7 +8,7 @@ __all__ = ['SCHEMAS', 'TOOLS', 'ISSUE', 'PAGE', 'ISSUE_KEEP', 'PAGE_KEEP', 'ROUT
            'PageTools', 'TransitionTools', 'LabelReads', 'LabelTools', 'TransitionEnv', 'SubtaskEnv', 'PageEnv',
            'LabelEnv', 'CrossEnv', 'execute', 'transcript', 'run_calls', 'reset_synthetic_data']
 
-# %% ../nbs/01c_environments.ipynb #07f789e2
+# %% ../nbs/01c_environments.ipynb #d551a674
 import json
 import re
 from collections.abc import Callable
@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from urllib.parse import quote
 
-from . import confluence, jira
+from . import wire
 from .tool_calls import Call, build_trace, unknown_tool_answer
 from .world import World, api_error, load_data
 
@@ -102,7 +102,7 @@ def _path(name: str, arguments: dict) -> tuple[str, str | None]:
         path = path.replace("{" + argument + "}", quote(str(value), safe="", errors="replace"))
     return path, None
 
-# %% ../nbs/01c_environments.ipynb #50f5af49
+# %% ../nbs/01c_environments.ipynb #abb55e38
 def _kept(body, paths: tuple):
     "A body cut down to some paths; a list is cut item by item, and what is no object stays."
     if isinstance(body, list):
@@ -114,14 +114,13 @@ def _kept(body, paths: tuple):
 
 
 def send(world: World, name: str, arguments: dict, handle: Callable | None = None) -> tuple[int, dict, object]:
-    "Send the request of one tool call to `handle`, by default the product's own: (status, headers, body)."
+    "Send the request of one tool call to `handle`, by default the wire's: (status, headers, body)."
     path, missing = _path(name, arguments)
     route = ROUTES[name]
     if missing:
         return api_error(f"tools.{route.product}.missing_parameter", name=missing)
     query, text = _payload(name, {k: v for k, v in arguments.items() if "{" + k + "}" not in route.path})
-    handle = handle or (jira if route.product == "jira" else confluence).handle
-    status, headers, body = handle(world, route.method, path, query, {"Content-Type": "application/json"}, text)
+    status, headers, body = (handle or wire.handle)(world, route.method, path, query, {"Content-Type": "application/json"}, text)
     return status, headers, _kept(body, route.keep) if route.keep and status < 300 else body
 
 # %% ../nbs/01c_environments.ipynb #c44b0c99

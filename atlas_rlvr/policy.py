@@ -207,7 +207,7 @@ def encode(talk: list[dict], schemas: list[dict] | None, tokenizer) -> tuple[lis
     ids = tokenizer(render(talk, schemas), add_special_tokens=False)["input_ids"]
     return ids, _assistant_mask(ids, tokenizer)
 
-# %% ../nbs/04b_policy.ipynb #d1d06148
+# %% ../nbs/04b_policy.ipynb #b045ef0e
 @dataclass(frozen=True)
 class Stage:
     "One stage of imitation; all values ours."
@@ -232,7 +232,8 @@ STAGES = (Stage("copy", 700, 6_000, 3e-3, {"subtask": 1, "page": 1}, "short", pl
           Stage("drill", 500, 8_000, 2e-3, {"subtask": 3, "page": 3, "cross": 2}, "drill"),
           Stage("imitate", 200, 8_000, 1e-3, FIVE, "whole"),
           Stage("choose", 250, 6_000, 1.5e-3, {"subtask": 1, "page": 1, "label": 6}, "short"),
-          Stage("imitate", 300, 8_000, 1e-3, {**FIVE, "label": 6}, "whole"))
+          Stage("imitate", 300, 8_000, 1e-3, {**FIVE, "label": 6}, "whole"),
+          Stage("imitate", 320, 8_000, 1.2e-3, {**FIVE, "page": 6}, "whole"))
 
 # %% ../nbs/04b_policy.ipynb #b3bc22ab
 def _excluded() -> frozenset:

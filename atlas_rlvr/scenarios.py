@@ -282,7 +282,7 @@ def _title(rng: Draw) -> str:
                        f" {rng.randint(2020, 2039)}"])
     return _title_case(_phrase(rng, 2)) + tail
 
-# %% ../nbs/02_scenarios.ipynb #b325e555
+# %% ../nbs/02_scenarios.ipynb #ac017c55
 STAMPS = {"created": "2026-01-01T00:00:00", "updated": "2026-01-01T00:00:00"}
 
 
@@ -313,12 +313,12 @@ def _jira_world(project: str, issue: dict, user: str) -> dict:
             "users": users, "issues": {issue["key"]: issue}}
 
 
-def _confluence_world(space: str, page: dict) -> dict:
-    "One space and its home page."
+def _confluence_world(space: str, page: dict, *others: dict) -> dict:
+    "One space with its home page, and other pages."
     row = {"id": page["spaceId"], "key": space, "name": f"Space {space}", "homepageId": page["id"]}
-    return {"spaces": {row["id"]: row}, "pages": {page["id"]: page}}
+    return {"spaces": {row["id"]: row}, "pages": {other["id"]: other for other in (*others, page)}}
 
-# %% ../nbs/02_scenarios.ipynb #1adf79e0
+# %% ../nbs/02_scenarios.ipynb #4667e124
 def _fill(scenario: str, rng: Draw, **values) -> str:
     "A prompt from one of the scenario's templates."
     return rng.choice(DATA[scenario]["templates"]).format(**values)
@@ -337,8 +337,10 @@ def _new_page(rng: Draw) -> tuple[dict, dict, dict]:
     "Gold, world and prompt values of a page."
     space, page_id, title = _key(rng), _number(rng), _title(rng)
     gold = {"title": title, "parentId": page_id, "spaceId": space, "representation": "storage"}
-    world = _confluence_world(space, _page_row(page_id, _title(rng), str(rng.randint(10**4, 10**6)), "<p>Home.</p>"))
-    return gold, world, {"t": title, "i": page_id, "k": space}
+    row = _page_row(page_id, _title(rng), str(rng.randint(10**4, 10**6)), "<p>Home.</p>")
+    # a page of higher id beside the parent, or the next id would be the parent's plus one and could be guessed
+    others = [{**row, "id": _number(rng), "title": _title(rng)}] if rng.pieces else []
+    return gold, _confluence_world(space, row, *others), {"t": title, "i": page_id, "k": space}
 
 
 def _new_cross(rng: Draw) -> tuple[dict, dict, dict]:

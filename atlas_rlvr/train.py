@@ -92,15 +92,13 @@ OURS = (
     Setting("eval_batch_size", 16, "ours", "rollouts generated together in an evaluation"),
 )
 
-# %% ../nbs/05_train.ipynb #43cc6b4b
+# %% ../nbs/05_train.ipynb #84f51eb5
 EMBEDDED = (
     Setting("weights", "embedded", "ours", "shipped in this package"),
     Setting("use_cpu", True, "ours", "a laptop"),
     Setting("bf16", False, "ours", "slower than float32 on most CPUs"),
     Setting("activation_checkpointing", False, "ours", "memory is not short"),
     Setting("learning_rate", 1e-4, "ours", "2 million parameters learn at a higher rate"),
-    Setting("scale_rewards", "none", "ours",
-            "near the end a group differs by hundredths; in units of its deviation that would move as much as a failure"),
     Setting("prompts_per_batch", {"transition": 2, "label": 2, "cross": 6, "other": 4}, "ours",
             "16–32 rollouts: two updates each, so that an epoch holds several"),
     Setting("max_completion_length", {"transition": 544, "subtask": 448, "page": 416, "label": 640, "cross": 768}, "ours",
