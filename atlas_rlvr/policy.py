@@ -207,7 +207,7 @@ def encode(talk: list[dict], schemas: list[dict] | None, tokenizer) -> tuple[lis
     ids = tokenizer(render(talk, schemas), add_special_tokens=False)["input_ids"]
     return ids, _assistant_mask(ids, tokenizer)
 
-# %% ../nbs/04b_policy.ipynb #b045ef0e
+# %% ../nbs/04b_policy.ipynb #972446a5
 @dataclass(frozen=True)
 class Stage:
     "One stage of imitation; all values ours."
@@ -233,9 +233,11 @@ STAGES = (Stage("copy", 700, 6_000, 3e-3, {"subtask": 1, "page": 1}, "short", pl
           Stage("imitate", 200, 8_000, 1e-3, FIVE, "whole"),
           Stage("choose", 250, 6_000, 1.5e-3, {"subtask": 1, "page": 1, "label": 6}, "short"),
           Stage("imitate", 300, 8_000, 1e-3, {**FIVE, "label": 6}, "whole"),
-          Stage("imitate", 320, 8_000, 1.2e-3, {**FIVE, "page": 6}, "whole"))
+          Stage("imitate", 320, 8_000, 1.2e-3, {**FIVE, "page": 6}, "whole"),
+          Stage("read back", 350, 6_000, 1.5e-3, {"subtask": 2, "page": 4, "cross": 3, "label": 2}, "short"),
+          Stage("imitate", 240, 8_000, 1e-3, {**FIVE, "page": 5}, "whole"))
 
-# %% ../nbs/04b_policy.ipynb #b3bc22ab
+# %% ../nbs/04b_policy.ipynb #1403f127
 def _excluded() -> frozenset:
     "Prompts that imitation must never see."
     return frozenset(task["prompt"] for scenario in SCENARIOS for split in ("train", "held_out")
@@ -243,10 +245,11 @@ def _excluded() -> frozenset:
 
 
 def short(task: dict) -> list[dict]:
-    "Prompt, the reads whose answers the write needs, and the right write."
-    env, (reads, writes, _) = task_env(task), STEPS[task["scenario"]](task["gold"])
+    "Prompt, the reads whose answers the write needs, the right write, and the read of what it made."
+    env, (reads, writes, checks) = task_env(task), STEPS[task["scenario"]](task["gold"])
     talk = messages(task)[1:] + (_turn(env, reads[:1]) if task["scenario"] == "label" else [])
-    return talk + _turn(env, writes)[:1]
+    talk += _turn(env, writes)
+    return talk + _turn(env, _checks(checks, talk))[:1]
 
 
 def drill(tasks: list[dict]) -> list[dict]:

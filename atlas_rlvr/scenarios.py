@@ -318,7 +318,7 @@ def _confluence_world(space: str, page: dict, *others: dict) -> dict:
     row = {"id": page["spaceId"], "key": space, "name": f"Space {space}", "homepageId": page["id"]}
     return {"spaces": {row["id"]: row}, "pages": {other["id"]: other for other in (*others, page)}}
 
-# %% ../nbs/02_scenarios.ipynb #4667e124
+# %% ../nbs/02_scenarios.ipynb #60562ba2
 def _fill(scenario: str, rng: Draw, **values) -> str:
     "A prompt from one of the scenario's templates."
     return rng.choice(DATA[scenario]["templates"]).format(**values)
@@ -339,7 +339,8 @@ def _new_page(rng: Draw) -> tuple[dict, dict, dict]:
     gold = {"title": title, "parentId": page_id, "spaceId": space, "representation": "storage"}
     row = _page_row(page_id, _title(rng), str(rng.randint(10**4, 10**6)), "<p>Home.</p>")
     # a page of higher id beside the parent, or the next id would be the parent's plus one and could be guessed
-    others = [{**row, "id": _number(rng), "title": _title(rng)}] if rng.pieces else []
+    higher = rng.choice([int(page_id) + rng.randint(1, 9999), rng.randint(10001, 10200)]) if rng.pieces else 0
+    others = [{**row, "id": str(higher)}] if higher else []
     return gold, _confluence_world(space, row, *others), {"t": title, "i": page_id, "k": space}
 
 

@@ -21,6 +21,7 @@ from atlas_rlvr.policy import (
     examples,
     load_policy,
     pretrain,
+    short,
     train_tokenizer,
     wrong_value,
 )
@@ -161,12 +162,20 @@ def test_the_recipe_of_the_making_starts_short_and_plain():
     assert (STAGES[0].form, STAGES[0].plain, STAGES[-1].form, STAGES[-1].plain) == ("short", True, "whole", False)
 
 
-def test_a_drill_holds_one_system_prompt_and_only_right_writes():
+def test_a_drill_holds_one_system_prompt_right_writes_and_reads_of_what_they_made():
     tasks = generate_tasks("page", 3, seed=9)
     talk = drill(tasks)
-    assert [message["role"] for message in talk] == ["system"] + ["user", "assistant"] * 3
-    written = [message["tool_calls"][0]["function"]["arguments"]["title"] for message in talk[2::2]]
-    assert written == [task["gold"]["title"] for task in tasks]
+    assert [message["role"] for message in talk] == ["system"] + ["user", "assistant", "tool", "assistant"] * 3
+    writes, answers, reads = talk[2::4], talk[3::4], talk[4::4]
+    asked = [message["tool_calls"][0]["function"]["arguments"] for message in writes + reads]
+    assert [arguments["title"] for arguments in asked[:3]] == [task["gold"]["title"] for task in tasks]
+    assert [arguments["page_id"] for arguments in asked[3:]] == [json.loads(a["content"])["body"]["id"] for a in answers]
+
+
+def test_the_id_of_a_new_page_cannot_be_guessed_from_its_parent():
+    tasks = generate_tasks("page", 60, seed=9, pieces=("ab", "cd"))
+    made = [json.loads(message["content"])["body"] for task in tasks for message in short(task) if message["role"] == "tool"]
+    assert sum(int(body["id"]) == int(body["parentId"]) + 1 for body in made) < 25
 
 
 # --- what the shipped rollouts say about it ------------------------------------------------------------------------
