@@ -3,7 +3,7 @@
     python client_calls.py CLIENT URL TOKEN
 
 Each call is one line of JSON on standard output: what it is, how it ended, and the requests that it made. It ends as
-`passes`, as `live error` (the refusal that the live service gives as well), as `gap` with a reason, or it `fails`.
+`passes`, as `live error` (refused with rows of the catalogue, which tell their source), as `gap` with a reason, or it `fails`.
 """
 import asyncio
 import json
@@ -22,12 +22,13 @@ COMMENT = "Comment body is not valid!"
 NOTES = "<h2>Release Notes 1.0</h2>"
 SUBTASK = {"project": {"key": "ABC"}, "parent": {"key": "ABC-123"}, "issuetype": {"id": "10003"},
            "summary": "Write Release Notes", "assignee": {"accountId": "admin123"}}
-WRONG = {  # the second listing of the paper: what the policy tried, and what the service says about each field
-    "parent as text": ({**SUBTASK, "parent": "ABC-123"}, (STRING,)),
-    "parent and assignee as text": ({**SUBTASK, "parent": "ABC-123", "assignee": "admin123"}, (STRING, "assignee")),
-    "parent as text, no assignee": ({**SUBTASK, "parent": "ABC-123", "assignee": None}, (STRING,)),
+PARENT, ASSIGNEE = "jira.createIssue.parent_not_object", "jira.createIssue.assignee_not_object"
+WRONG = {  # the second listing of the paper: what the policy tried, what the service says, and the rows that hold it
+    "parent as text": ({**SUBTASK, "parent": "ABC-123"}, STRING, (PARENT,)),
+    "parent and assignee as text": ({**SUBTASK, "parent": "ABC-123", "assignee": "admin123"}, STRING, (PARENT, ASSIGNEE)),
+    "parent as text, no assignee": ({**SUBTASK, "parent": "ABC-123", "assignee": None}, STRING, (PARENT,)),
     "projectKey for project": ({**{k: v for k, v in SUBTASK.items() if k != "project"}, "projectKey": "ABC",
-                                "parent": "ABC-123"}, (PROJECT,)),
+                                "parent": "ABC-123"}, PROJECT, ("jira.createIssue.project_invalid",)),
 }
 JIRA_CALLS = ("read", "createmeta", "sub-task", "sub-task by type name", "edit", "transition by id", "transition by name",
               "comment", "comment as text", "transition with a comment", "search", "count", "link", "assign", "delete")
@@ -72,17 +73,16 @@ def raised(do) -> Exception:
 
 
 class Refused:
-    "A call that the site has to refuse, with a status and texts that the body holds."
+    "A call that the site has to refuse: a text of the body, and the rows of the catalogue that make the whole body."
 
-    def __init__(self, do, status: int, *texts: str, note: str = ""):
-        self.error, self.status, self.texts, self.note = raised(do), status, texts, note
+    def __init__(self, do, status: int, text: str, *rows: str, note: str = ""):
+        self.error, self.status, self.text, self.rows, self.note = raised(do), status, text, list(rows), note
 
-    def check(self, requests: list[dict]) -> tuple[str, str]:
-        "Outcome and note."
-        bodies = [json.dumps(entry["answer"]) for entry in requests if entry["status"] == self.status]
-        bodies = [body.replace('\\"', '"') for body in bodies]
-        assert any(all(text in body for text in self.texts) for body in bodies), (self.error, requests)
-        return "live error", f"{self.status} {self.texts[0]}{self.note}"
+    def check(self, requests: list[dict]) -> dict:
+        "Outcome, note and rows."
+        bodies = [json.dumps(entry["answer"], ensure_ascii=False) for entry in requests if entry["status"] == self.status]
+        assert any(self.text in body for body in bodies), (self.error, requests)
+        return {"outcome": "live error", "note": f"{self.status} {self.text}{self.note}", "rows": self.rows}
 
 
 class Gap:
@@ -91,8 +91,8 @@ class Gap:
     def __init__(self, reason: str):
         self.reason = reason
 
-    def check(self, requests: list[dict]) -> tuple[str, str]:
-        return "gap", self.reason
+    def check(self, requests: list[dict]) -> dict:
+        return {"outcome": "gap", "note": self.reason}
 
 
 def is_(found, wanted):
@@ -173,13 +173,13 @@ class JiraPackage(Client):
 
     def comment_as_text(self):
         if self.api == "3":
-            return Refused(lambda: self.jira.add_comment("ABC-123", "hi"), 400, COMMENT)
+            return Refused(lambda: self.jira.add_comment("ABC-123", "hi"), 400, COMMENT, "jira.addComment.body_invalid")
         is_(self.jira.add_comment("ABC-123", "hi").body, "hi")
 
     def transition_with_a_comment(self):
         if self.api == "3":
             return Refused(lambda: self.jira.transition_issue("ABC-123", "Done", comment="hi"), 400, COMMENT,
-                           note=" (the client sends text)")
+                           "jira.addComment.body_invalid", note=" (the client sends text)")
         self.jira.transition_issue("ABC-123", "Done", comment="The change is up")
         is_(self.jira.comments("ABC-123")[-1].body, "The change is up")
 
@@ -205,11 +205,11 @@ class JiraPackage(Client):
         self.jira.issue("ABC-123").delete(deleteSubtasks=True)
         is_(raised(lambda: self.jira.issue(made.key)).status_code, 404)
 
-    def wrong(self, fields: dict, texts: tuple):
+    def wrong(self, fields: dict, text: str, rows: tuple):
         if "project" not in fields:
             is_(repr(raised(lambda: self.jira.create_issue(fields=fields))), "KeyError('project')")
             return Gap("the client looks for the project itself and raises KeyError before any request")
-        return Refused(lambda: self.jira.create_issue(fields=fields), 400, *texts)
+        return Refused(lambda: self.jira.create_issue(fields=fields), 400, text, *rows)
 
     def cross_product_task(self):
         is_((self.jira.issue("ABC-123").key, self.pages.get_page_by_id("789")["id"]), ("ABC-123", "789"))
@@ -272,7 +272,7 @@ class Jira(Client):
 
     def comment_as_text(self):
         if self.api == "3":
-            return Refused(lambda: self.jira.issue_add_comment("ABC-123", "hi"), 400, COMMENT)
+            return Refused(lambda: self.jira.issue_add_comment("ABC-123", "hi"), 400, COMMENT, "jira.addComment.body_invalid")
         is_(self.jira.issue_add_comment("ABC-123", "hi")["body"], "hi")
 
     def transition_with_a_comment(self):
@@ -305,8 +305,8 @@ class Jira(Client):
         self.jira.delete_issue("ABC-123")
         is_(raised(lambda: self.jira.issue(key)).response.status_code, 404)
 
-    def wrong(self, fields: dict, texts: tuple):
-        return Refused(lambda: self.jira.issue_create(fields), 400, *texts)
+    def wrong(self, fields: dict, text: str, rows: tuple):
+        return Refused(lambda: self.jira.issue_create(fields), 400, text, *rows)
 
     def cross_product_task(self):
         is_((self.jira.issue("ABC-123")["key"], self.pages.get_page_by_id("789")["id"]), ("ABC-123", "789"))
@@ -397,17 +397,21 @@ class ConfluenceV2(Client):
     def page_update(self):
         made, said = self.make(), ("Release Notes 1.1", "<p>Newer</p>")
         refused = Refused(lambda: self.pages.update_page(made, *said, version=1), 400, "status: must not be null",
-                          note="; with `status` and `version` given it passes")
+                          "confluence.updatePage.required", "confluence.getPage.body_format",
+                          note="; with `status` and `version` given it passes; without `version` the class asks for "
+                               "body-format=none, which is refused as well")
+        raised(lambda: self.pages.update_page(made, *said, status="current"))
         page = self.pages.update_page(made, *said, version=1, status="current")
         is_((page["title"], page["version"]["number"]), ("Release Notes 1.1", 2))
         return refused
 
     def page_label(self):
         return Refused(lambda: self.pages.add_page_label("10001", "oncall"), 405, "METHOD_NOT_ALLOWED",
-                       note=" (v2 only reads labels)")
+                       "confluence.v2.method_not_allowed", note=" (v2 only reads labels)")
 
     def page_search(self):
-        return Refused(lambda: self.pages.search("release"), 404, "Not Found", note=" (v2 has no search)")
+        return Refused(lambda: self.pages.search("release"), 404, "Not Found", "confluence.any.unknown_path",
+                       note=" (v2 has no search)")
 
     def page_children(self):
         made = self.make()
@@ -420,7 +424,7 @@ class ConfluenceV2(Client):
         is_(raised(lambda: self.pages.get_page_by_id(made)).response.status_code, 404)
 
     def page_by_space_key(self):
-        return Refused(lambda: self.make("PAY"), 400, LONG)
+        return Refused(lambda: self.make("PAY"), 400, LONG, "confluence.createPage.space_not_long")
 
     def cross_product_task(self):
         is_((self.jira.issue("ABC-123")["key"], self.pages.get_page_by_id("789")["id"]), ("ABC-123", "789"))
@@ -516,7 +520,7 @@ class Tools(Client):
         self.tool("jira_delete_issue", issue_key=made)
         raised(lambda: self.issue(made))
 
-    def wrong(self, fields: dict, texts: tuple):
+    def wrong(self, fields: dict, text: str, rows: tuple):
         is_(self.make()["parent"]["key"], "ABC-123")
         raised(lambda: self.make(parent={"key": "ABC-123"}))
         return Gap("the tool takes the text and sends an object; an object it nests once more, and that is refused")
@@ -571,25 +575,25 @@ CLIENTS = {  # name in the table → the package, and the client
 }
 
 
-def outcome(site: Site, client: Client, name: str) -> tuple[str, str]:
-    "How a call ended, and a note."
+def outcome(site: Site, client: Client, name: str) -> dict:
+    "How a call ended."
     found = client.call(name)
     if found or name != "cross-product task":
-        return found.check(site.news()) if found else ("passes", "")
+        return found.check(site.news()) if found else {"outcome": "passes", "note": ""}
     is_(site.ask("GET", "score")["reward"], client.reward)
-    return "passes", f"reward {client.reward:.2f}{client.note}"
+    return {"outcome": "passes", "note": f"reward {client.reward:.2f}{client.note}"}
 
 
 def ended(site: Site, client: Client, name: str) -> dict:
     "What became of one call, in a world of its own."
     site.reset(**({"scenario": "cross", "task": "cross-01"} if name == "cross-product task" else {}))
     try:
-        result, note = outcome(site, client, name)
+        result = outcome(site, client, name)
     except Exception as error:  # noqa: BLE001  any client, any mistake: the line says which
-        result, note = "fails", f"{type(error).__name__}: {error}"[:2000]
+        result = {"outcome": "fails", "note": f"{type(error).__name__}: {error}"[:2000]}
     site.seen = 0
-    return {"call": name, "outcome": result, "note": note, "requests": [
-        {name: entry[name] for name in ("method", "path", "status", "answer")} for entry in site.news()]}
+    requests = [{part: entry[part] for part in ("method", "path", "status", "answer")} for entry in site.news()]
+    return {"call": name, **result, "requests": requests}
 
 
 def main(name: str, url: str, token: str):
