@@ -7,8 +7,8 @@ from setuptools import find_packages, setup
 settings = ConfigParser(delimiters=["="])
 settings.read("settings.ini", encoding="utf-8")
 package = settings["DEFAULT"]
-extras = ("train", "serve", "record", "mcp", "clients", "test")
-train, serve, record, mcp, clients, test = (package[f"{extra}_requirements"].split() for extra in extras)
+extras = ("train", "serve", "record", "mcp", "clients", "contract", "test")
+train, serve, record, mcp, clients, contract, test = (package[f"{extra}_requirements"].split() for extra in extras)
 
 setup(
     name=package["lib_name"],
@@ -22,8 +22,8 @@ setup(
     packages=find_packages(include=[package["lib_path"] + "*"]),
     package_data={package["lib_path"]: ["data/*", "data/*/*"]},
     install_requires=package["requirements"].split(),
-    extras_require={"train": train, "serve": serve, "record": record, "mcp": mcp, "clients": clients,
-                    "test": train + serve + record + mcp + clients + test},
+    extras_require={"train": train, "serve": serve, "record": record, "mcp": mcp, "clients": clients, "contract": contract,
+                    "test": train + serve + record + mcp + clients + contract + test},
     entry_points={
         "console_scripts": [f"{package['lib_name']}={package['lib_path']}.cli:main"],
         "nbdev": [f"{package['lib_path']}={package['lib_path']}._modidx:d"],

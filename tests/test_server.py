@@ -215,6 +215,12 @@ def test_an_odd_target_is_an_unknown_path(running, target):
     assert answer.startswith((b"HTTP/1.1 404", b"HTTP/1.1 400"))
 
 
+def test_a_line_break_in_a_path_is_part_of_a_name(running):
+    status, _, body = running.ask("GET", "/rest/api/3/issue/ABC%0A123")
+    assert (status, body) == (404, CATALOGUE["jira.getIssue.missing"]["body"])
+    assert running.ask("GET", "/%0A")[2]["title"] == "Not Found"
+
+
 def padded(size):
     text = json.dumps(CREATE)
     return (text + " " * (size - len(text))).encode()
