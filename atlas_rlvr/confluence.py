@@ -165,11 +165,14 @@ def wants_storage(query: dict) -> bool:
         raise Refused("any.not_built", what=f"body-format={wanted}")
     return wanted == "storage"
 
-# %% ../nbs/01b_confluence.ipynb #5b72d484
+# %% ../nbs/01b_confluence.ipynb #8c52a33c
 def get_page(world: World, request: Request, page_id: str):
     "GET /wiki/api/v2/pages/{id}"
     page = find_page(world, page_id, statuses(request.query))
-    return ok(page_json(world, page, storage=wants_storage(request.query)))
+    shown = page_json(world, page, storage=wants_storage(request.query))
+    if request.query.get("include-version", "").lower() == "false":
+        del shown["version"]
+    return ok(shown)
 
 # %% ../nbs/01b_confluence.ipynb #4416ced7
 def _no_constant(name: str):

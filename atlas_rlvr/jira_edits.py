@@ -35,7 +35,7 @@ from atlas_rlvr.jira import (
     words,
 )
 
-# %% ../nbs/09b_jira_edits.ipynb #59e7c483
+# %% ../nbs/09b_jira_edits.ipynb #39f207ce
 from atlas_rlvr.jira_site import (
     FIELDS,
     LINK_TYPES,
@@ -46,6 +46,7 @@ from atlas_rlvr.jira_site import (
     flag,
     one,
     page,
+    refuse_expand,
     the_link,
     worklog_json,
 )
@@ -74,7 +75,7 @@ def entry(world: World, **values) -> dict:
     moment = now(world)
     return {"id": str(10000 + world.writes), "author": caller(world), "created": moment, "updated": moment, **values}
 
-# %% ../nbs/09b_jira_edits.ipynb #692553a3
+# %% ../nbs/09b_jira_edits.ipynb #b4d23803
 def _body(request: Request, payload: dict) -> dict:
     "The document that a comment says; an empty one is refused."
     refuse_parts(request, payload, ("visibility", "properties"))
@@ -91,16 +92,17 @@ def with_comment(request: Request, row: dict, payload: dict) -> dict:
 @operation("POST", "/issue/{issueIdOrKey}/comment")
 def add_comment(request: Request):
     "201 with the comment."
+    refuse_expand(request, "renderedBody")
     payload, row = read_json(request) or {}, the_issue(request)
     row = save(request.world, with_comment(request, row, payload))
     return 201, comment_json(request.world, row, row["comments"][-1])
 
-# %% ../nbs/09b_jira_edits.ipynb #4e522722
+# %% ../nbs/09b_jira_edits.ipynb #bc129676
 @operation("GET", "/issue/{issueIdOrKey}/comment")
 def get_comments(request: Request):
     "200 with a page of comments, oldest first unless `orderBy=-created`."
     row, order = the_issue(request), one(request.query, "orderBy")
-    refuse_parts(request, dict.fromkeys(words(request.query, "expand"), True), ("renderedBody",))
+    refuse_expand(request, "renderedBody")
     entries = row.get("comments", ())[::-1 if order == "-created" else 1]
     return 200, page(request, "comments", [comment_json(request.world, row, found) for found in entries], 100)
 
@@ -116,16 +118,18 @@ def _replaced(row: dict, kind: str, old: dict, new: list[dict]) -> dict:
     "The issue with one entry replaced by another, or by none."
     return {**row, kind: [kept for found in row[kind] for kept in (new if found is old else [found])]}
 
-# %% ../nbs/09b_jira_edits.ipynb #dcfca5b8
+# %% ../nbs/09b_jira_edits.ipynb #8ab7cdaa
 @operation("GET", "/issue/{issueIdOrKey}/comment/{id}")
 def get_comment(request: Request):
     "200 with one comment."
+    refuse_expand(request, "renderedBody")
     return 200, comment_json(request.world, *_entry(request, "comments", "jira.getComment.missing"))
 
 
 @operation("PUT", "/issue/{issueIdOrKey}/comment/{id}")
 def update_comment(request: Request):
     "200 with the comment as it is now."
+    refuse_expand(request, "renderedBody")
     payload = read_json(request) or {}
     row, old = _entry(request, "comments", "jira.getComment.missing")
     new = {**old, "body": _body(request, payload), "updated": now(request.world)}
@@ -183,12 +187,13 @@ def with_worklog(request: Request, row: dict, payload: dict) -> dict:
                   timeSpent=_in_words(seconds), timeSpentSeconds=seconds)
     return {**row, "worklogs": [*row.get("worklogs", ()), added]}
 
-# %% ../nbs/09b_jira_edits.ipynb #1d560f5f
+# %% ../nbs/09b_jira_edits.ipynb #8f419bac
 @operation("POST", "/issue/{issueIdOrKey}/worklog")
 def add_worklog(request: Request):
     "201 with the worklog."
     payload, row = read_json(request) or {}, the_issue(request)
     refuse_parts(request, request.query, ("newEstimate", "reduceBy"))
+    refuse_expand(request, "properties")
     row = save(request.world, with_worklog(request, row, payload))
     return 201, worklog_json(request.world, row, row["worklogs"][-1])
 
@@ -198,19 +203,21 @@ def get_worklogs(request: Request):
     "200 with a page of worklogs, oldest first."
     row = the_issue(request)
     refuse_parts(request, request.query, ("startedAfter", "startedBefore"))
-    refuse_parts(request, dict.fromkeys(words(request.query, "expand"), True), ("properties",))
+    refuse_expand(request, "properties")
     return 200, page(request, "worklogs", [worklog_json(request.world, row, found) for found in row.get("worklogs", ())], 5000)
 
-
+# %% ../nbs/09b_jira_edits.ipynb #c49a8959
 @operation("GET", "/issue/{issueIdOrKey}/worklog/{id}")
 def get_worklog(request: Request):
     "200 with one worklog."
+    refuse_expand(request, "properties")
     return 200, worklog_json(request.world, *_entry(request, "worklogs", "jira.getWorklog.missing"))
 
 
 @operation("DELETE", "/issue/{issueIdOrKey}/worklog/{id}")
 def delete_worklog(request: Request):
     "204."
+    refuse_parts(request, request.query, ("newEstimate", "increaseBy"))
     row, old = _entry(request, "worklogs", "jira.getWorklog.missing")
     save(request.world, _replaced(row, "worklogs", old, []))
     return 204, None

@@ -6,7 +6,7 @@ is looked for, how it is patched and why.
 import json
 from collections import Counter
 from pathlib import Path
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import parse_qsl, quote, urlsplit
 from zlib import crc32
 
 import pytest
@@ -17,7 +17,7 @@ from test_jira_site import ADF, busy
 
 from atlas_rlvr import confluence, jira
 from atlas_rlvr.wire import handle
-from atlas_rlvr.world import World, load_data
+from atlas_rlvr.world import World, load_data, restore, snapshot
 
 LINK = {"type": {"name": "Relates"}, "inwardIssue": {"key": "ISK1"}, "outwardIssue": {"key": "ISK2"}}
 STORAGE = {"representation": "storage", "value": "<p>New</p>"}
@@ -37,8 +37,9 @@ def send(world, method: str, target: str, body=None):
 
 
 def lived_in() -> World:
-    "A site with a sub-task, a comment, a worklog, a link, labels and a property."
+    "A site with a sub-task, two comments, a worklog, a link, labels and a property."
     world = busy()
+    assert send(world, "POST", f"{J}/issue/ABC-123/comment", {"body": ADF})[0] == 201
     assert send(world, "POST", f"{V1}/content/10001/label", [{"prefix": "global", "name": name} for name in "ab"])[0] == 200
     assert send(world, "POST", f"{V1}/content/10001/property", {"key": "state", "value": {"done": False}})[0] == 200
     return world
@@ -58,7 +59,7 @@ JIRA = [
         "search/jql?jql=project=ABC&fields=*all&expand=names,schema", "search/jql?jql=project=ISK&maxResults=1")),
     ("POST", f"{J}/issue", STORY), ("PUT", f"{J}/issue/ABC-123", {"fields": {"summary": "Other"}}),
     ("PUT", f"{J}/issue/ABC-123?returnIssue=true", {"update": {"labels": [{"add": "x"}]}}),
-    ("DELETE", f"{J}/issue/ABC-124"), ("PUT", f"{J}/issue/ABC-123/assignee", {"accountId": "qa789"}),
+    ("DELETE", f"{J}/issue/ABC-124"), ("DELETE", f"{J}/issue/ABC-123?deleteSubtasks=true"), ("PUT", f"{J}/issue/ABC-123/assignee", {"accountId": "qa789"}),
     ("POST", f"{J}/issue/ABC-123/transitions", {"transition": {"id": "31"}}),
     ("POST", f"{J}/issue/ABC-123/comment", {"body": ADF}), ("PUT", f"{J}/issue/ABC-123/comment/10001", {"body": ADF}),
     ("DELETE", f"{J}/issue/ABC-123/comment/10001"), ("DELETE", f"{J}/issue/ABC-123/worklog/10002"),
@@ -125,6 +126,51 @@ def test_the_check_of_an_answer_can_fail(request_):
         whole = body[0] if isinstance(body, list) and body else body
         spoilt = [{**whole, name: [{"x": 1}] if isinstance(whole[name], dict | str | int) else 7} for name in whole] if whole else [7]
         assert any(wrong_answer(*operation(*request_[:2]), status, [one] if isinstance(body, list) else one) for one in spoilt)
+
+
+# Parameters: each has an effect, is refused, or has none on this site for a reason
+
+NO_EFFECT = {  # parameter of Jira, or operation and parameter → why
+    **dict.fromkeys(("username", "key"), "names are gone from Jira Cloud; the document says that the parameter is no longer available"),
+    **dict.fromkeys(("permissions", "action", "overrideScreenSecurity", "overrideEditableFlag"), "everybody may do everything"),
+    **dict.fromkeys(("sessionId", "actionDescriptorId", "recommend"), "everybody may be assigned anywhere, in one order"),
+    **dict.fromkeys(("skipRemoteOnlyCondition", "includeUnavailableTransitions"), "every transition is available"),
+    "sortByOpsBarAndStatus": "transitions have the order of their workflow", "fieldsByKeys": "the key of each field is its id",
+    "updateHistory": "no history of views is kept", "failFast": "no field fails", "componentSource": "there are no components",
+    "reconcileIssues": "a search sees each write at once", "notifyUsers": "nobody gets mail",
+    "adjustEstimate": "no estimates are kept", f"GET {J}/project/{{projectIdOrKey}}/versions expand": "there are no versions",
+}
+VALUES = ("true", "false", "1", "0", "x", "10001", "-key", "2", "names", "groups", "projectKeys", "renderedBody", "properties",
+          "projects.issuetypes.fields", "transitions.fields")
+
+
+def parameters(key: tuple[str, str, str]) -> dict:
+    "The documented query parameters of an operation: name → schema."
+    product, _, template = key
+    path = template if product == "jira" else template.removeprefix(V2)
+    both = patched(product)["paths"][path].get("parameters", []) + documented(*key).get("parameters", [])
+    return {one["name"]: one.get("schema", {}) for one in both if one["in"] == "query"}
+
+
+def has_effect(world, saved, request_, name: str, schema: dict) -> bool:
+    "Whether some value of a parameter makes another answer than none does."
+    method, target, *body = request_
+    answers = []
+    for value in (None, *schema.get("enum", ()), *schema.get("items", {}).get("enum", ()), *VALUES):
+        restore(world, saved)
+        more = "" if value is None else f"{'&' if '?' in target else '?'}{name}={quote(str(value))}"
+        status, _, answer = send(world, method, (target if value is None else target.replace(f"{name}=", "was=")) + more, *body)
+        answers.append((status, {key: part for key, part in answer.items() if key != "_links"} if isinstance(answer, dict) else answer))
+    return any(answer != answers[0] for answer in answers)
+
+
+@pytest.mark.parametrize("key", [key for key in served() if key[2].startswith((J, V2)) and key not in GONE], ids=" ".join)
+def test_no_documented_parameter_is_dropped_in_silence(key):
+    world = lived_in()
+    saved, requests = snapshot(world), [request for request in REQUESTS if operation(*request[:2]) == key]
+    for name, schema in parameters(key).items():
+        none = bool(NO_EFFECT.get(name) or NO_EFFECT.get(f"{key[1]} {key[2]} {name}"))
+        assert any(has_effect(world, saved, request, name, schema) for request in requests) != none, name
 
 
 # Claims beside the catalogue

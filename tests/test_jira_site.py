@@ -474,6 +474,17 @@ def test_createmeta_says_what_a_create_requires():
             assert (create(site(), **{meta["key"]: ...})[0] == 400) is meta["required"], meta["key"]
 
 
+@pytest.mark.parametrize("query, found", [
+    ({}, ["ABC", "ISK", "XYZ"]), ({"orderBy": "-key"}, ["XYZ", "ISK", "ABC"]), ({"orderBy": " name"}, None), ({"id": "10000"}, ["ABC"]),
+    ({"keys": "ISK,XYZ"}, ["ISK", "XYZ"]), ({"typeKey": "business"}, []), ({"status": "archived"}, []), ({"orderBy": "category"}, 501),
+    ({"categoryId": "1"}, 501), ({"expand": "insight"}, 501)])
+def test_projects_are_chosen_and_ordered_or_the_request_is_refused(query, found):
+    status, _, body = call(site(), "GET", "/rest/api/3/project/search", query=query)
+    names = [row["name"].lower() for row in body.get("values", [])]
+    assert status == (found if found == 501 else 200)
+    assert found == 501 or (names == sorted(names) if found is None else [row["key"] for row in body["values"]] == found)
+
+
 def test_both_forms_of_createmeta_agree():
     world = site()
     old = call(world, "GET", f"{ISSUE}/createmeta", query={"projectKeys": "ABC", "expand": "projects.issuetypes.fields"})[2]
