@@ -46,12 +46,16 @@ def _routes(templates) -> dict:
 
 ROUTES = _routes(OPERATIONS)
 
-# %% ../nbs/01a_jira.ipynb #9348f1ab
+# %% ../nbs/01a_jira.ipynb #dc9b3cb1
 def _bind(wanted: list[str], given: list[str]) -> dict | None:
     "The path parameters, percent-decoded; None where the segments do not fit."
-    if not all(w == g or (w.startswith("{") and g) for w, g in zip(wanted, given)):
-        return None
-    return {w[1:-1]: unquote(g) for w, g in zip(wanted, given) if w.startswith("{")}
+    params = {}
+    for want, give in zip(wanted, given):
+        if want.startswith("{") and give:
+            params[want[1:-1]] = unquote(give)
+        elif want != give:
+            return None
+    return params
 
 
 def match(path: str) -> tuple[str | None, list]:
