@@ -6,15 +6,14 @@
 __all__ = ['OPERATIONS', 'VERSIONS', 'ROUTES', 'HANDLERS', 'BASE', 'LINKS', 'MAX_DEPTH', 'PARTS', 'CATEGORIES', 'PRIORITIES',
            'FIELD_JSON', 'NOT_NAVIGABLE', 'EXPANDABLE', 'EXPANDS', 'CHECKS', 'ON_TRANSITION', 'Refused', 'refuse',
            'match', 'Request', 'operation', 'present', 'handle', 'read_json', 'member', 'refuse_parts', 'read_fields',
-           'status_json', 'issuetype_json', 'project_json', 'user_json', 'priority_json', 'linked_json',
+           'status_json', 'issuetype_json', 'project_json', 'user_json', 'priority_json', 'linked_json', 'copied',
            'resolution_json', 'find_issue', 'the_issue', 'words', 'wanted_fields', 'issue_json', 'get_issue',
            'find_named', 'Place', 'is_document', 'refuse_fields', 'check_fields', 'next_key', 'create_issue',
            'transition_json', 'get_transitions', 'do_transition', 'removed_search']
 
-# %% ../nbs/01a_jira.ipynb #4dfba73f
+# %% ../nbs/01a_jira.ipynb #91a04590
 import json
 from collections import defaultdict
-from copy import deepcopy
 from typing import NamedTuple
 from urllib.parse import unquote
 
@@ -103,23 +102,22 @@ def _handler(method: str, path: str):
         refuse("jira.any.not_built", method=method, path=path)
     return version, HANDLERS[method, template], params
 
-# %% ../nbs/01a_jira.ipynb #16d797e3
+# %% ../nbs/01a_jira.ipynb #4e42f267
 BASE = "https://synthetic.atlassian.net/rest/api/3"
 LINKS = ("self", "nextPage")  # members that hold an address of the API
 
 
 def present(value, version: str):  # any JSON value of an answer
     "The answer as a version of the API shows it."
-    if version == "3":
+    if version == "3" or not isinstance(value, (dict, list)):
         return value
     if isinstance(value, list):
         return [present(item, version) for item in value]
-    if not isinstance(value, dict):
-        return value
-    if (value.get("type"), value.get("version")) == ("doc", 1):
+    if value.get("type") == "doc" and value.get("version") == 1:
         return plain_text(value)
-    return {name: item.replace(BASE, f"{BASE[:-1]}{version}", 1) if name in LINKS and isinstance(item, str)
-            else present(item, version) for name, item in value.items()}
+    return {name: present(item, version) if isinstance(item, (dict, list))
+            else item.replace(BASE, f"{BASE[:-1]}{version}", 1) if name in LINKS and isinstance(item, str) else item
+            for name, item in value.items()}
 
 # %% ../nbs/01a_jira.ipynb #cfb30867
 def handle(world: World, method: str, path: str, query: dict | None, headers: dict | None, body: str | None):
@@ -228,7 +226,7 @@ def user_json(world: World, account_id: str | None) -> dict | None:  # None: nob
                     "emailAddress": row["emailAddress"], "displayName": row["displayName"],
                     "active": row["active"], "timeZone": "Etc/UTC", "accountType": "atlassian"}
 
-# %% ../nbs/01a_jira.ipynb #320f1680
+# %% ../nbs/01a_jira.ipynb #d381f17b
 PRIORITIES = {"1": "Highest", "2": "High", "3": "Medium", "4": "Low", "5": "Lowest"}  # Jira's defaults
 
 
@@ -250,6 +248,13 @@ def _subtasks(world: World, row: dict) -> list[dict]:
     return [linked_json(world, other["key"]) for other in world.rows("issues") if other["parent"] == row["key"]]
 
 
+def copied(value):  # any JSON value; four times as fast as `copy.deepcopy`
+    "A value of the caller's own: whoever changes an answer does not change the site."
+    if isinstance(value, dict):
+        return {name: copied(item) for name, item in value.items()}
+    return [copied(item) for item in value] if isinstance(value, list) else value
+
+
 def resolution_json() -> dict:
     "The one resolution of the site."
     return {"self": f"{BASE}/resolution/10000", "id": "10000", "description": "", "name": "Done"}
@@ -259,7 +264,7 @@ def _resolution(world: World, row: dict) -> dict | None:
     "Done where the status is in the category done."
     return resolution_json() if world.get("statuses", row["status"])["category"] == "done" else None
 
-# %% ../nbs/01a_jira.ipynb #32e6c3b1
+# %% ../nbs/01a_jira.ipynb #e9783f9a
 FIELD_JSON = {
     "summary": lambda world, row: row["summary"],
     "issuetype": lambda world, row: issuetype_json(world, row["issuetype"]),
@@ -272,7 +277,7 @@ FIELD_JSON = {
     "subtasks": _subtasks,
     "issuelinks": lambda world, row: [],
     "resolution": _resolution,
-    "description": lambda world, row: deepcopy(row["description"]),
+    "description": lambda world, row: copied(row["description"]),
     "created": lambda world, row: row["created"] + ".000+0000",
     "updated": lambda world, row: row["updated"] + ".000+0000",
 }
@@ -306,15 +311,16 @@ def wanted_fields(query: dict) -> list[str]:
         chosen |= set(FIELD_JSON) - (set() if not chosen or "*all" in chosen else NOT_NAVIGABLE)
     return [name for name in FIELD_JSON if name in chosen and f"-{name}" not in names]
 
-# %% ../nbs/01a_jira.ipynb #fc370a54
+# %% ../nbs/01a_jira.ipynb #9e422f9b
 EXPANDABLE = "renderedFields,names,schema,operations,editmeta,changelog,versionedRepresentations"
 EXPANDS = {}  # name → function of a request, a row and the names of its fields
 
 
 def issue_json(request: Request, row: dict, names: list[str], expand: list[str]) -> dict:
     "An issue with some fields; there is a field `parent` only where there is a parent."
-    unbuilt = [name for name in [*EXPANDABLE.split(","), "transitions"] if name not in EXPANDS]
-    refuse_parts(request, dict.fromkeys(expand, True), unbuilt)
+    if expand:
+        unbuilt = [name for name in [*EXPANDABLE.split(","), "transitions"] if name not in EXPANDS]
+        refuse_parts(request, dict.fromkeys(expand, True), unbuilt)
     names = [name for name in names if name != "parent" or row["parent"]]
     more = {name: EXPANDS[name](request, row, names) for name in expand if name in EXPANDS}
     return {"expand": EXPANDABLE, "id": row["id"], "self": f"{BASE}/issue/{row['id']}", "key": row["key"],

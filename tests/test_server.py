@@ -267,6 +267,22 @@ def test_a_malformed_request_is_the_client_s_fault(running, data):
     assert running.ask("GET", ISSUE)[0] == 200
 
 
+@pytest.mark.parametrize("admin", [True, False])
+def test_requests_are_only_logged_for_admin_calls(admin):
+    site = Site(make_tokens(1), admin=admin)
+    respond(site, "http://x", "GET", ISSUE, {}, {"authorization": "Bearer synthetic-1"}, "")
+    assert len(site.sessions["synthetic-1"].log) == admin
+
+
+def test_an_answer_waits_for_no_acknowledgement(running):
+    "A second small write waits 40 ms where Nagle's algorithm is on."
+    with socket.create_connection(("127.0.0.1", running.port), timeout=5) as connection:
+        connection.sendall(f"GET {ISSUE} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
+        connection.recv(1)
+        ends = [open_one.transport.get_extra_info("socket") for open_one in list(running.server.server_state.connections)]
+        assert ends and all(end.getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY) for end in ends)
+
+
 def test_half_a_request_does_nothing(running):
     text = json.dumps(CREATE).encode()
     with socket.create_connection(("127.0.0.1", running.port)) as connection:
@@ -402,7 +418,7 @@ def http_form(call):
 @pytest.mark.parametrize("verify", [True, False])
 def test_what_a_client_does_earns_what_a_policy_earns(scenario, verify):
     task = pick_task(scenario, None)
-    site = Site(make_tokens(1), task)
+    site = Site(make_tokens(1), task, admin=True)
     calls = gold_calls(task, verify, "wire")
     for call in calls:
         method, path, query, text = http_form(call)
