@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['SCHEMAS', 'TOOLS', 'ISSUE', 'PAGE', 'ISSUE_KEEP', 'PAGE_KEEP', 'ROUTES', 'DIALECTS', 'SITE', 'SEEDS', 'ENVIRONMENTS',
-           'tool_schemas', 'Route', 'send', 'wire_key', 'wire_seed', 'SchemaTool', 'AtlasEnv', 'IssueTools',
-           'PageTools', 'TransitionTools', 'LabelReads', 'LabelTools', 'TransitionEnv', 'SubtaskEnv', 'PageEnv',
-           'LabelEnv', 'CrossEnv', 'execute', 'transcript', 'run_calls', 'reset_synthetic_data']
+           'tool_schemas', 'Route', 'send', 'wire_key', 'wire_seed', 'SchemaTool', 'tool_message', 'AtlasEnv',
+           'IssueTools', 'PageTools', 'TransitionTools', 'LabelReads', 'LabelTools', 'TransitionEnv', 'SubtaskEnv',
+           'PageEnv', 'LabelEnv', 'CrossEnv', 'execute', 'transcript', 'run_calls', 'reset_synthetic_data']
 
 # %% ../nbs/01c_environments.ipynb #d551a674
 import json
@@ -168,11 +168,18 @@ class SchemaTool(dict):
     def __call__(self, **arguments) -> str:
         return self._call(arguments)
 
-# %% ../nbs/01c_environments.ipynb #cd2c6def
+# %% ../nbs/01c_environments.ipynb #564a2f2e
 SITE = load_data("site.json")
 SEEDS = {"paper": SITE, "wire": wire_seed(SITE)}
 
-# %% ../nbs/01c_environments.ipynb #71945492
+
+def tool_message(status: int, headers: dict, body: object) -> str:
+    "What a tool answers: compact JSON of status and body, and how long to wait where the site says so."
+    wait = {"retry_after": headers["Retry-After"]} if "Retry-After" in headers else {}
+    text = json.dumps({"status": status, "body": body, **wait}, separators=(",", ":"), ensure_ascii=False)
+    return text.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate of the policy's is no text
+
+# %% ../nbs/01c_environments.ipynb #363740ba
 class AtlasEnv:
     "State of one rollout: a world, a dialect, and the log of what was asked (paper, Section 3)."
 
@@ -201,9 +208,7 @@ class AtlasEnv:
         status, headers, body = send(self._world, name, sent, self._handle)
         self._log.append((name, arguments, status))
         body = _alias_back(self._world, body) if paper and isinstance(body, dict) else body
-        wait = {"retry_after": headers["Retry-After"]} if "Retry-After" in headers else {}
-        text = json.dumps({"status": status, "body": body, **wait}, separators=(",", ":"), ensure_ascii=False)
-        return text.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate of the policy's is no text
+        return tool_message(status, headers, body)
 
 # %% ../nbs/01c_environments.ipynb #3555c35b
 class IssueTools:

@@ -207,7 +207,7 @@ def encode(talk: list[dict], schemas: list[dict] | None, tokenizer) -> tuple[lis
     ids = tokenizer(render(talk, schemas), add_special_tokens=False)["input_ids"]
     return ids, _assistant_mask(ids, tokenizer)
 
-# %% ../nbs/04b_policy.ipynb #972446a5
+# %% ../nbs/04b_policy.ipynb #fd9bd816
 @dataclass(frozen=True)
 class Stage:
     "One stage of imitation; all values ours."
@@ -219,7 +219,7 @@ class Stage:
     form: str  # short, drill or whole; long forms have one scenario a step, so that little is padding
     plain: bool = False  # few words, most of them seen before; else any letters
 
-
+# %% ../nbs/04b_policy.ipynb #20f90568
 FIVE = {"transition": 2, "subtask": 3, "page": 3, "label": 4, "cross": 4}
 STAGES = (Stage("copy", 700, 6_000, 3e-3, {"subtask": 1, "page": 1}, "short", plain=True),
           Stage("choose", 300, 6_000, 2e-3, {"subtask": 1, "page": 1, "label": 4, "cross": 2}, "short", plain=True),

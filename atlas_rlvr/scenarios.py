@@ -242,7 +242,7 @@ def _word(rng: Draw, known: list[str]) -> str:
         return "".join(rng.choices(rng.pieces, k=rng.randint(1, 3)))
     return rng.choice([rng.choice(known), _invented(rng), rng.choice(WORDS["words"]), _letters(rng)])
 
-# %% ../nbs/02_scenarios.ipynb #441c8769
+# %% ../nbs/02_scenarios.ipynb #805453c3
 def _key(rng: Draw) -> str:
     "Two to four capitals."
     return "".join(rng.choices(LETTERS, k=rng.randint(2, 4)))
@@ -257,7 +257,7 @@ def _user(rng: Draw) -> str:
     "A word and up to three digits."
     return f"{_word(rng, WORDS['users'])}{rng.randint(1, 999)}"
 
-
+# %% ../nbs/02_scenarios.ipynb #6c3c4108
 def _phrase(rng: Draw, words: int) -> str:
     "Words, now and then an abbreviation."
     made = [_word(rng, WORDS["nouns"]) for _ in range(words)]
