@@ -697,7 +697,7 @@ def test_answers_fit_the_real_schemas(spec, schema):
     create(world)
     root = {"$ref": f"#/components/schemas/{schema}", "components": spec["components"]}
     for request in ANSWERS[schema]:
-        Draft4Validator(root).validate(call(world, *request)[2])
+        assert not list(Draft4Validator(root).iter_errors(call(world, *request)[2]))
 
 
 PARTS = {
@@ -717,7 +717,7 @@ def test_fields_fit_the_real_schemas(spec, name):
     create(world)
     call(world, "POST", f"{ISSUE}/ABC-124/transitions", {"transition": {"id": "31"}})
     root = {"$ref": f"#/components/schemas/{PARTS[name]}", "components": spec["components"]}
-    Draft4Validator(root).validate(read(world, "ABC-124", fields=name)["fields"][name])
+    assert not list(Draft4Validator(root).iter_errors(read(world, "ABC-124", fields=name)["fields"][name]))
 
 
 def test_the_real_schema_cannot_tell_good_from_bad(spec):
