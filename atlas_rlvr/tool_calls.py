@@ -154,7 +154,7 @@ def _xml_value(text: str) -> tuple[object, tuple[str, ...]]:  # (value, repairs)
     except BROKEN:
         return text, ()
 
-# %% ../nbs/00_tool_calls.ipynb #3e2ceb54
+# %% ../nbs/00_tool_calls.ipynb #18b3c693
 FUNCTION = re.compile(r"<function=([^>\n]+)>(.*?)(?:</function>|(?=<function=)|\Z)", re.DOTALL)
 PARAMETER = re.compile(r"<parameter=([^>\n]+)>\s*(.*?)\s*</parameter>", re.DOTALL)
 
@@ -169,8 +169,8 @@ def _xml_calls(block: str) -> list[Call]:
             raise ValueError("a parameter is not closed")
         pairs = {key: _xml_value(value) for key, value in parameters}
         repairs = several + tuple(dict.fromkeys(flag for _, flags in pairs.values() for flag in flags))
-        arguments = {key: value for key, (value, _) in pairs.items()}
-        calls.append(Call(name.strip(), arguments, block, repairs=repairs))
+        name, arguments = _plain([name.strip(), {key: value for key, (value, _) in pairs.items()}])
+        calls.append(Call(name, arguments, block, repairs=repairs))
     return calls
 
 # %% ../nbs/00_tool_calls.ipynb #086ba5e6
