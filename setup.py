@@ -7,8 +7,8 @@ from setuptools import find_packages, setup
 settings = ConfigParser(delimiters=["="])
 settings.read("settings.ini", encoding="utf-8")
 package = settings["DEFAULT"]
-extras = ("train", "serve", "record", "mcp", "clients", "contract", "test")
-train, serve, record, mcp, clients, contract, test = (package[f"{extra}_requirements"].split() for extra in extras)
+extras = ("train", "serve", "record", "mcp", "clients", "contract", "fuzz", "endpoints", "test")
+train, serve, record, mcp, clients, contract, fuzz, endpoints, test = (package[f"{extra}_requirements"].split() for extra in extras)
 
 setup(
     name=package["lib_name"],
@@ -23,7 +23,8 @@ setup(
     package_data={package["lib_path"]: ["data/*", "data/*/*"]},
     install_requires=package["requirements"].split(),
     extras_require={"train": train, "serve": serve, "record": record, "mcp": mcp, "clients": clients, "contract": contract,
-                    "test": train + serve + record + mcp + clients + contract + test},
+                    "fuzz": fuzz, "endpoints": endpoints,
+                    "test": train + serve + record + mcp + clients + contract + endpoints + test},
     entry_points={
         "console_scripts": [f"{package['lib_name']}={package['lib_path']}.cli:main"],
         "nbdev": [f"{package['lib_path']}={package['lib_path']}._modidx:d"],

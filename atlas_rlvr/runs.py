@@ -8,10 +8,11 @@ __all__ = ['SCHEMA', 'KEY', 'COLUMNS', 'PACKAGES', 'GPU_MODELS', 'MODELS', 'GUES
            'json_safe', 'with_notes', 'replace_text', 'write_json', 'read_text', 'parse_json', 'load_json',
            'read_lines', 'read_rollouts', 'record_key', 'append_text', 'sync', 'batch_row', 'guarded', 'Journal',
            'Recorder', 'drop_torn_line', 'split_lines', 'recover', 'finished', 'result_text', 'git_commit', 'manifest',
-           'compact', 'one_hash', 'unique', 'run_folders', 'read_run', 'collect', 'gpu_present', 'resolve_model',
-           'split_command', 'guess_type', 'option_parameters', 'given_parameters', 'declared_parameters', 'check_names',
-           'check_types', 'check_choice', 'check_model', 'check_writable', 'check_run', 'default_output', 'is_project',
-           'is_ours', 'prepare_command', 'scrub', 'ResultsHandler', 'is_papermill', 'on_import']
+           'compact', 'one_hash', 'unique', 'run_folders', 'read_run', 'plain_runs', 'collect', 'gpu_present',
+           'resolve_model', 'split_command', 'guess_type', 'option_parameters', 'given_parameters',
+           'declared_parameters', 'check_names', 'check_types', 'check_choice', 'check_model', 'check_writable',
+           'check_service', 'check_no_service', 'check_run', 'default_output', 'is_project', 'is_ours',
+           'prepare_command', 'scrub', 'ResultsHandler', 'is_papermill', 'on_import']
 
 # %% ../nbs/04a_runs.ipynb #e35b6dfd
 import ast
@@ -43,7 +44,7 @@ def project_root(start: str | Path = ".") -> Path:  # a folder inside the projec
     here = Path(start).resolve()
     return next((folder for folder in (here, *here.parents) if (folder / "settings.ini").is_file()), here)
 
-# %% ../nbs/04a_runs.ipynb #03188055
+# %% ../nbs/04a_runs.ipynb #3a914dba
 def safe_model(model: str) -> str:  # name, hub id or folder of a model
     "A file name for the model: different models get different names."
     if model.startswith(("/", ".", "~")) or Path(model).is_dir():
@@ -52,9 +53,11 @@ def safe_model(model: str) -> str:  # name, hub id or folder of a model
     return quote(model, safe="")
 
 
-def run_folder(scenario: str, model: str, seed: int, root: Path | None = None) -> Path:  # root: default project_root()
-    "`results/runs/<scenario>/<model>-s<seed>` of the project."
-    return (root or project_root()) / "results" / "runs" / scenario / f"{safe_model(model)}-s{seed}"
+def run_folder(scenario: str, model: str, seed: int, root: Path | None = None,  # root: default project_root()
+               variant: str = "") -> Path:  # variant: what sets a run apart from its recipe, for example its rewards
+    "`results/runs/<scenario>/<model>[-<variant>]-s<seed>` of the project."
+    name = "-".join([safe_model(model), *variant.split(), f"s{seed}"])
+    return (root or project_root()) / "results" / "runs" / scenario / name
 
 # %% ../nbs/04a_runs.ipynb #accaf06e
 def free_name(path: Path) -> Path:
@@ -384,7 +387,7 @@ def unique(records: list[dict]) -> list[dict]:
             raise ValueError(f"two rollouts that differ are named {record_key(record)}; give one run another seed")
     return list(kept.values())
 
-# %% ../nbs/04a_runs.ipynb #33e400f1
+# %% ../nbs/04a_runs.ipynb #485595fe
 def run_folders() -> list[Path]:
     "Every run of the project, without those that were set aside."
     folders = sorted(path.parent for path in (project_root() / "results" / "runs").glob("*/*/rollouts.jsonl"))
@@ -396,9 +399,14 @@ def read_run(folder: Path) -> dict:  # {} without a run.json, as baselines leave
     return load_json(path, "run it again") if path.exists() else {}
 
 
-def collect(runs: list[Path] | None = None, path: Path | None = None) -> dict:
-    "Merge run folders (default: all of the project) into one rollouts file, written to `path` if there is one."
-    runs = [Path(folder) for folder in (run_folders() if runs is None else runs)]
+def plain_runs() -> list[Path]:
+    "Runs of the recipes as they stand: no other rewards, no faults."
+    return [folder for folder in run_folders() if not read_run(folder).get("variant")]
+
+
+def collect(runs: list[Path] | None = None, path: Path | None = None) -> dict:  # runs: default `plain_runs()`
+    "Merge run folders into one rollouts file, written to `path` if there is one."
+    runs = [Path(folder) for folder in (plain_runs() if runs is None else runs)]
     records = unique([compact(record) for folder in runs for record in read_lines(folder / "rollouts.jsonl")])
     suite = {"reward_hash": one_hash(records), "runs": [run for folder in runs if (run := read_run(folder))]}
     data = {"schema": SCHEMA, "manifest": manifest(), "suite": suite, "rollouts": records}
@@ -550,7 +558,30 @@ def check_writable(folder: Path):
         reason = error.strerror.lower()
         raise ValueError(f"cannot write to {there.name}/ ({reason}); make it a folder one can write to") from None
 
-# %% ../nbs/04a_runs.ipynb #66f1dcb3
+# %% ../nbs/04a_runs.ipynb #9e8ce334
+def check_service(values: dict, folder: Path):  # folder: of the run
+    "The endpoint can be asked, and answers with tool calls."
+    from atlas_rlvr.endpoints import Connection, Refused, find_endpoint, probe
+    from atlas_rlvr.environments import tool_schemas
+    from atlas_rlvr.scenarios import load_tasks, messages
+    if values.get("concurrency", 1) < 1 or values.get("max_requests", 0) < 0:
+        raise ValueError("parameter `concurrency` must be at least 1, and `max_requests` must not be negative")
+    found = find_endpoint(*(values.get(name, "") for name in ("endpoint", "model", "provider", "options")))
+    if not (folder / "rollouts.jsonl").exists():
+        try:
+            probe(Connection(found), messages(load_tasks(values["scenario"])[0]), tool_schemas(values["scenario"]))
+        except Refused as refusal:
+            raise ValueError(str(refusal)) from None
+
+
+def check_no_service(values: dict):
+    "Nothing that only an endpoint understands."
+    asked = [name for name in ("provider", "options", "max_requests") if values.get(name)]
+    if asked or ":" in values["model"]:
+        what = f"parameter `{asked[0]}`" if asked else "a model with a provider after the colon"
+        raise ValueError(f"{what} needs an endpoint; add `-p endpoint router`, or the base URL of a server")
+
+# %% ../nbs/04a_runs.ipynb #0ebc5f90
 def check_run(values: dict, notebook: Path, root: Path) -> str | None:  # the result of a finished run, else None
     "Scenario, model, seed and folders of the run that the command asks for."
     from atlas_rlvr.scenarios import SCENARIOS
@@ -562,8 +593,13 @@ def check_run(values: dict, notebook: Path, root: Path) -> str | None:  # the re
     run = finished(run_folder(scenario, model, seed, root)) if only and not values.get("fresh") else None
     if run:
         return f"{result_text(run)}. The run is finished and nothing was changed; `-p fresh True` runs it again."
-    check_model(model, only)
-    for folder in (root / "results" / scenario, run_folder(scenario, model, seed, root)):
+    place = run_folder(scenario, values["model"] if values.get("endpoint") else model, seed, root)
+    if values.get("endpoint"):
+        check_service(values, place)
+    else:
+        check_no_service(values)
+        check_model(model, only)
+    for folder in (root / "results" / scenario, place):
         check_writable(folder)
     return None
 
@@ -611,9 +647,11 @@ def prepare_command(argv: list[str]) -> str | None:  # a text to show instead of
         argv[words[0] + 1:words[0] + 1] = [default_output(notebook, values, root), *_shown(values, asked)]
     return result
 
-# %% ../nbs/04a_runs.ipynb #98e761ce
+# %% ../nbs/04a_runs.ipynb #6e11611a
 def scrub(text: str) -> str:  # of a notebook, JSON
-    "The text without the project's and the user's folder (tracebacks hold them)."
+    "The text without tokens and without the project's and the user's folder (tracebacks hold them)."
+    from atlas_rlvr.endpoints import redact
+    text = redact(text)
     home = str(Path.home())
     for path, name in ((str(project_root()) + os.sep, ""), (str(project_root()), "."), (home, "~")):
         text = text.replace(json.dumps(path)[1:-1], name) if len(path) > 1 else text
@@ -635,7 +673,7 @@ class ResultsHandler:
     def pretty_path(self, path: str) -> str:
         return path
 
-# %% ../nbs/04a_runs.ipynb #8399941e
+# %% ../nbs/04a_runs.ipynb #f1fcd3e8
 def is_papermill() -> bool:
     "The program is papermill's command, also as `python -m papermill`."
     return Path(sys.argv[0]).stem == "papermill" or (sys.argv[0] == "-m" and "papermill" in sys.orig_argv[:4])
@@ -648,7 +686,8 @@ def on_import():
     try:
         result = prepare_command(sys.argv)
     except ValueError as error:
-        print(error, file=sys.stderr)
+        from atlas_rlvr.endpoints import redact
+        print(redact(str(error)), file=sys.stderr)
         raise SystemExit(2) from None
     if result:
         print(result)

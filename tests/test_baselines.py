@@ -21,8 +21,8 @@ from atlas_rlvr.baselines import (
     run_episodes,
     script,
     transformers_policy,
-    with_retries,
 )
+from atlas_rlvr.endpoints import with_retries
 from atlas_rlvr.environments import tool_schemas
 from atlas_rlvr.rewards import replay, score
 from atlas_rlvr.runs import Recorder, read_lines
