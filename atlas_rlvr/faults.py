@@ -8,12 +8,12 @@ __all__ = ['ISSUE_PATH', 'PAGE_PATH', 'SEARCHES', 'READS', 'LISTS', 'CLASSES', '
            'ATTEMPTS', 'HIDDEN', 'REREAD', 'in_class', 'Fault', 'Plan', 'check_profile', 'expand', 'plan_to_json',
            'read_plan', 'find_plan', 'Request', 'Rule', 'kind', 'Faults', 'limited', 'rate_burst', 'per_issue_write',
            'transient_5xx', 'lost_response', 'slow', 'transport', 'stale_search', 'short_page', 'missing_fields',
-           'auth_silent', 'no_permission', 'conflict', 'environment', 'faulty_env', 'changes', 'made',
-           'state_penalties', 'settled', 'FaultyScore', 'faulty_score', 'pause', 'careful_read', 'careful_write',
-           'steps', 'careful', 'blind', 'scripted', 'fault_record', 'play', 'fault_row', 'plans', 'script_records',
-           'model_records', 'curve_file', 'fault_curve']
+           'auth_silent', 'no_permission', 'conflict', 'environment', 'faulty_env', 'state_penalties', 'settled',
+           'FaultyScore', 'faulty_score', 'pause', 'careful_read', 'careful_write', 'steps', 'careful', 'blind',
+           'scripted', 'fault_record', 'play', 'fault_row', 'plans', 'script_records', 'model_records', 'curve_file',
+           'fault_curve']
 
-# %% ../nbs/12_faults.ipynb #eae850fd
+# %% ../nbs/12_faults.ipynb #cebc7708
 import json
 import random
 import re
@@ -26,6 +26,7 @@ from typing import NamedTuple
 
 from .baselines import batch_policy, call_message, episode, load_local, run_episodes
 from .environments import ENVIRONMENTS, SEEDS, tool_schemas
+from .final_state import changes, made
 from .rewards import EXCESS_LIMITS, ISSUE, PAGE, REWARD_SETS, WRITES, paper_units, score
 from .runs import project_root, write_json
 from .scenarios import STEPS, load_tasks, messages
@@ -479,25 +480,8 @@ def faulty_env(task: dict, plan: Plan, dialect: str = "paper"):
     env.reset(task=json.dumps(task))
     return env
 
-# %% ../nbs/12_faults.ipynb #2d6f2b29
+# %% ../nbs/12_faults.ipynb #375858af
 UNANSWERED = (429, 500, 502, 503, 504)  # says nothing about the request itself
-
-
-def changes(before: World, after: World) -> dict:  # {table: {key: (old row or None, new row or None)}}
-    "Issues and pages that differ; a page's version counts as no difference, since another writer may raise it."
-    def bare(row):
-        return row and {name: value for name, value in row.items() if name not in ("version", "updated")}
-    found = {}
-    for table in ("issues", "pages"):
-        old, new = before.tables[table], after.tables[table]
-        found[table] = {key: (old.get(key), new.get(key)) for key in {**old, **new}
-                        if bare(old.get(key)) != bare(new.get(key))}
-    return found
-
-
-def made(found: dict, table: str) -> list[dict]:
-    "The rows that were not there before."
-    return [new for old, new in found[table].values() if old is None]
 
 # %% ../nbs/12_faults.ipynb #f385a4f3
 STATE = {"missing": -30, "duplicate": -15, "stray": -15}  # hundredths; ours, the size of the paper's own penalties

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['EXCESS_LIMITS', 'COMPONENTS', 'ISSUE_SLOTS', 'PAGE_SLOTS', 'ISSUE', 'PAGE', 'LABEL', 'TRANSITION', 'WRITES',
            'ANSWERED', 'REWARD_SETS', 'REWARD_HASH', 'RECORD_KEY', 'Write', 'paper_units', 'RewardSet', 'Score',
-           'reward_set', 'score', 'stored_records', 'stored_trace', 'replay', 'rescore']
+           'reward_set', 'score', 'score_task', 'stored_records', 'stored_trace', 'replay', 'rescore']
 
-# %% ../nbs/03_rewards.ipynb #4596f990
+# %% ../nbs/03_rewards.ipynb #c4cc5dda
 import hashlib
 import json
 from collections import Counter
@@ -17,6 +17,7 @@ from functools import cache, cached_property
 from pathlib import Path
 
 from .environments import SCHEMAS, run_calls
+from .final_state import final_state
 from .scenarios import find_task, task_env
 from .tool_calls import Call, build_trace, call_from_json
 from .world import canonical
@@ -233,8 +234,8 @@ def _transition_units(trace: list[Call], gold: dict) -> dict[str, int]:
             "integer_id": int(any(_same(_dig(move, "issueIdOrKey"), gold["issueIdOrKey"])
                                   and _same(_dig(move, "transition.id"), gold["transition_id"]) for move in moves))}
 
-# %% ../nbs/03_rewards.ipynb #d273dfeb
-def paper_units(scenario: str, trace: list[Call], gold: dict) -> dict[str, int]:
+# %% ../nbs/03_rewards.ipynb #98ac16f4
+def paper_units(scenario: str, trace: list[Call], gold: dict, state: dict | None = None) -> dict[str, int]:  # state: unused
     "How often each component of the `paper` set applies."
     if scenario == "transition":
         return _transition_units(trace, gold)
@@ -246,7 +247,7 @@ def paper_units(scenario: str, trace: list[Call], gold: dict) -> dict[str, int]:
         units |= {prefix + name: count for name, count in earned.items()}
     return units | ({"both": units["issue.create"] * units["page.create"]} if scenario == "cross" else {})
 
-# %% ../nbs/03_rewards.ipynb #5e343a35
+# %% ../nbs/03_rewards.ipynb #1c6da609
 @dataclass(frozen=True)
 class RewardSet:
     "Named components with values, and the rule that counts them."
@@ -254,7 +255,8 @@ class RewardSet:
     version: str  # raised with every change of `units` that changes a score
     components: tuple[dict, ...]
     limits: dict  # calls before `excess`, per scenario
-    units: Callable  # (scenario, trace, gold) → {component: times}
+    units: Callable  # (scenario, trace, gold, state) → {component: times}
+    reads_state: bool = False  # does it need the final state as well
 
     @cached_property
     def hash(self) -> str:
@@ -317,25 +319,35 @@ class Score:
         "True at reward 1.00; see `clean` for what that may hide."
         return self.reward == 1.0
 
-# %% ../nbs/03_rewards.ipynb #28291059
+# %% ../nbs/03_rewards.ipynb #39e9a585
 def reward_set(rewards: str) -> RewardSet:
     "The reward set of that name."
     if rewards not in REWARD_SETS:
-        raise ValueError(f"unknown reward set {rewards!r}; choose one of {', '.join(REWARD_SETS)}")
+        raise ValueError(f"unknown reward set {rewards!r}; choose one of {', '.join(REWARD_SETS)}, or import the module "
+                         "that defines it, for example atlas_rlvr.audited")
     return REWARD_SETS[rewards]
 
 
-def score(scenario: str, trace: list[Call], gold: dict, rewards: str = "paper") -> Score:
-    "The reward of a trace: a pure function of the calls and the gold (paper, Section 4)."
+def score(scenario: str, trace: list[Call], gold: dict, rewards: str = "paper", state: dict | None = None) -> Score:
+    "The reward of a trace: a pure function of the calls, the gold and, for some sets, the final state (paper, Section 4)."
     chosen = reward_set(rewards)
+    if chosen.reads_state and state is None:
+        raise ValueError(f"the reward set {rewards!r} reads the final state; give `state=final_state(task, trace)`, or call "
+                         "`score_task`, which makes it")
     if scenario not in chosen.hundredths:
         raise ValueError(f"unknown scenario {scenario!r}; choose one of {', '.join(chosen.hundredths)}")
-    units = chosen.units(scenario, trace, gold)
+    units = chosen.units(scenario, trace, gold, state)
     parts = {name: value * units[name] for name, value in chosen.hundredths[scenario].items()}
     raw = sum(parts.values())
     return Score(max(0, min(100, raw)) / 100, raw / 100, {name: part / 100 for name, part in parts.items()},
                  chosen.hash, _counts(scenario, trace, chosen.limits.get(scenario)), _is_clean(scenario, trace, gold),
                  _precision(scenario, trace, gold))
+
+# %% ../nbs/03_rewards.ipynb #fdd124c7
+def score_task(task: dict, trace: list[Call], rewards: str = "paper", dialect: str = "paper") -> Score:
+    "The reward of a trace of a task; for a set that reads the final state, the calls are played once more to get it."
+    state = final_state(task, trace, dialect) if reward_set(rewards).reads_state else None
+    return score(task["scenario"], trace, task["gold"], rewards, state)
 
 # %% ../nbs/03_rewards.ipynb #cfc4d6e8
 def _refuse_constant(name: str):
@@ -388,7 +400,7 @@ def replay(record: dict) -> list[Call]:
     env = task_env(_task(record["scenario"], record["task"]))
     return [_answered_again(env, call) for call in stored_trace(record)]
 
-# %% ../nbs/03_rewards.ipynb #96798020
+# %% ../nbs/03_rewards.ipynb #78f5c026
 RECORD_KEY = ("model", "seed", "scenario", "split", "phase", "batch", "task", "generation")
 
 
@@ -404,7 +416,7 @@ def _rescored(record: dict, rewards: str) -> dict:
     if record.get("outcome") == "error":
         return {**row, "skipped": True, "differs": []}
     trace, stored = replay(record), stored_trace(record)
-    new = score(record["scenario"], trace, _task(record["scenario"], record["task"])["gold"], rewards)
+    new = score_task(_task(record["scenario"], record["task"]), trace, rewards)
     differs = [name for name in ("reward", "raw") if record.get(name) != getattr(new, name)]
     differs += ["components"] * (_earned(record.get("components")) != _earned(new.components))
     differs += ["answers"] * ([(c.outcome, c.status) for c in trace] != [(c.outcome, c.status) for c in stored])

@@ -26,8 +26,8 @@ from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 
-# %% ../nbs/05_train.ipynb #950b9155
-from . import rewards
+# %% ../nbs/05_train.ipynb #4932e122
+from . import audited, rewards  # noqa: F401 (audited registers its reward set)
 from .environments import ENVIRONMENTS, tool_schemas, transcript
 from atlas_rlvr.runs import (
     GPU_MODELS,
@@ -75,8 +75,9 @@ PAPER = (
     Setting("prompts_per_batch", 1, "ours", "Figure 3 draws one group per batch"),
 )
 
-# %% ../nbs/05_train.ipynb #fdb5749d
+# %% ../nbs/05_train.ipynb #6e240250
 OURS = (
+    Setting("rewards", "paper", "paper", "the reward set that trains; `audited` is the other"),
     Setting("learning_rate", 1e-6, "ours", "TRL's default; the paper gives none"),
     Setting("lr_scheduler_type", "constant", "ours", "a decay would end at a step that the stop rule does not know"),
     Setting("loss_type", "dapo", "ours", "TRL's default"),
@@ -197,7 +198,7 @@ def batch_plan(prompts: int, values: dict) -> dict:  # prompts: in the training 
     return {"prompts": prompts, "rollouts": rollouts, "per_device_train_batch_size": rollouts // accumulate,
             "batches_per_epoch": prompts // chosen, "steps_per_batch": values["num_iterations"]}
 
-# %% ../nbs/05_train.ipynb #0ce66f10
+# %% ../nbs/05_train.ipynb #00bcf07e
 @dataclass(frozen=True)
 class Run:
     "One training run."
@@ -208,13 +209,18 @@ class Run:
     plan: dict  # its batch arithmetic
 
     @property
+    def variant(self) -> str:  # "" for a recipe as it stands
+        return "" if self.values["rewards"] == "paper" else self.values["rewards"]
+
+    @property
     def folder(self) -> Path:
-        return run_folder(self.scenario, self.model, self.seed)
+        return run_folder(self.scenario, self.model, self.seed, variant=self.variant)
 
 
 def plan_run(scenario: str, model: str, seed: int, **changes) -> Run:  # model: name of a recipe; changes: your settings
     "A run of a recipe, checked."
     values = settings(model, scenario, **changes)
+    rewards.reward_set(values["rewards"])  # refuses an unknown one
     values["max_batches"] = min(int(os.environ.get("ATLAS_RLVR_MAX_BATCHES", "1000000")), values["max_batches"])
     return Run(scenario, model, seed, values, batch_plan(len(load_tasks(scenario)), values))
 
@@ -300,8 +306,9 @@ def progress_line(row: dict, means: list[float]) -> str:  # row: of `Ledger.clos
     return (f"batch {row['batch']:3}  reward {row['mean']:.3f}  raw {row['raw']:+.3f}  last 5 epochs {recent}  groups without "
             f"spread {row['zero_std_groups']}/{row['groups']}  cut off {row['truncated']:.0%}  {row['seconds']:.1f} s")
 
-# %% ../nbs/05_train.ipynb #b096776d
-def judge(task: dict, completion: list[dict], cut: bool = False, turn_cap: int = 25, failure: str | None = None) -> dict:
+# %% ../nbs/05_train.ipynb #8bb992a5
+def judge(task: dict, completion: list[dict], cut: bool = False, turn_cap: int = 25, failure: str | None = None,
+          reward_set: str = "paper") -> dict:
     "The part of a rollout record that follows from the transcript; a failure of the infrastructure earns no reward."
     trace = build_trace(completion)
     record = {"task": task["id"], "scenario": task["scenario"], "split": task["split"],
@@ -309,7 +316,7 @@ def judge(task: dict, completion: list[dict], cut: bool = False, turn_cap: int =
               "turns": sum(message["role"] == "assistant" for message in completion)}
     if failure:
         return record | {"outcome": "error", "reward": None, "raw": None, "components": {}, "error": failure}
-    score = rewards.score(task["scenario"], trace, task["gold"])
+    score = rewards.score_task(task, trace, reward_set)
     return record | {"reward": score.reward, "raw": score.raw, "components": dict(score.components)}
 
 # %% ../nbs/05_train.ipynb #ec7f9dc8
@@ -341,7 +348,7 @@ class Batches:
             self.recorder.end_batch(row["batch"], row["epoch"], row["seconds"])
         return row | shares(records)
 
-# %% ../nbs/05_train.ipynb #ad6936f1
+# %% ../nbs/05_train.ipynb #0a923362
 class Ledger(Batches):
     "The reward function of a run, and what it has seen."
 
@@ -358,9 +365,9 @@ class Ledger(Batches):
         run, task = self.run, json.loads(task)
         turn_cap, failure = run.values["max_tool_calling_iterations"] + 1, getattr(environment, "_failure", None)
         cut = len(ids or ()) >= run.values["max_completion_length"]
-        record = checked(judge(task, completion, cut, turn_cap, failure)) | {
+        record = checked(judge(task, completion, cut, turn_cap, failure, run.values["rewards"])) | {
             "model": run.model, "seed": run.seed, "phase": phase or "train", "batch": None, "epoch": None,
-            "generation": repeat, "temperature": temperature, "reward_hash": rewards.REWARD_HASH,
+            "generation": repeat, "temperature": temperature, "reward_hash": rewards.reward_set(run.values["rewards"]).hash,
             "messages": (prompt or []) + completion}
         if record["phase"] == "train":
             record |= self._place(task["id"])
@@ -564,7 +571,7 @@ def minutes_to_goal(rows: list[dict], per_epoch: int, window: int = 5) -> float 
             return round(sum(float(row["seconds"]) for row in rows[:epoch * per_epoch]) / 60, 2)
     return None
 
-# %% ../nbs/05_train.ipynb #73edf554
+# %% ../nbs/05_train.ipynb #d0f4355c
 def reward_rows(folder: Path) -> list[dict]:
     "`rewards.csv` as text values."
     path = folder / "rewards.csv"
@@ -581,7 +588,8 @@ def write_run(run: Run, reason: str) -> dict:
             "final_mean": round(means[-1], 4) if means else None,
             **summary(read_lines(run.folder / "rollouts.jsonl")),
             "checkpoint": str(checkpoint.relative_to(run.folder)) if checkpoint else None,
-            "config": run.values | run.plan, "reward_hash": rewards.REWARD_HASH, "manifest": manifest()}
+            "config": run.values | run.plan, "variant": run.variant,
+            "reward_hash": rewards.reward_set(run.values["rewards"]).hash, "manifest": manifest()}
     write_json(run.folder / "run.json", data)
     return data
 

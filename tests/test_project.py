@@ -15,8 +15,8 @@ from conftest import ROOT, project_files
 MODULES = sorted((ROOT / "atlas_rlvr").glob("[a-z]*.py"))
 # baselines load models as training does, so that one comes after the other
 ORDER = ("world", "rich_text", "tool_calls", "jira", "jql", "jira_site", "jira_edits", "cql", "confluence",
-         "confluence_site", "confluence_v1", "wire", "environments", "scenarios", "rewards", "runs", "policy",
-         "train", "baselines", "faults", "record", "server", "mcp_server", "cli", "results", "display")
+         "confluence_site", "confluence_v1", "wire", "environments", "scenarios", "final_state", "rewards", "audited", "endpoints", "runs",
+         "audit", "verdicts", "policy", "train", "baselines", "proof", "faults", "record", "server", "mcp_server", "cli", "results", "display")
 TOP = {"nbs", "atlas_rlvr", "settings.ini", "setup.py", "results", "figures", "paper", "README.md", "tests", ".ci", "LICENSE",
        "CITATION.cff", "CHANGELOG.md", "CONTRIBUTING.md"}
 settings = ConfigParser(delimiters=["="])
