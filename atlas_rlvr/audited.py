@@ -80,15 +80,19 @@ TRANSITION = Platform("transition_issue", {"read_first": "get_transitions"},
 PLATFORMS = {"transition": {"": TRANSITION}, "subtask": {"": ISSUE}, "page": {"": PAGE}, "label": {"": LABEL},
              "cross": {"issue": ISSUE, "page": PAGE}}
 
-# %% ../nbs/03a_audited.ipynb #30506022
+# %% ../nbs/03a_audited.ipynb #f7b0bb8c
 def _scalar(value) -> str | None:
     return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
+
+
+def _arguments(call: Call) -> dict:
+    return call.arguments if isinstance(call.arguments, dict) else {}
 
 
 def _resources(call: Call) -> set[str]:
     "The names of what a call is about."
     body = call.body if isinstance(call.body, dict) else {}
-    named = [(call.arguments or {}).get("issueIdOrKey"), (call.arguments or {}).get("page_id"), body.get("id"), body.get("key")]
+    named = [_arguments(call).get("issueIdOrKey"), _arguments(call).get("page_id"), body.get("id"), body.get("key")]
     return {_scalar(value) for value in named} - {None}
 
 
@@ -117,10 +121,10 @@ def _is_refused(call: Call) -> bool:
     "A 4xx that a better request would not have earned; 429 says nothing about the request."
     return call.outcome == "api_error" and 400 <= (call.status or 0) < 500 and call.status != 429
 
-# %% ../nbs/03a_audited.ipynb #bce0288e
+# %% ../nbs/03a_audited.ipynb #0527d4fb
 def _has_id(trace: list[Call], gold: dict, landed: list[int]) -> int:
     "1 if a transition that landed carried the gold id, as the wire compares it."
-    edges = [(trace[i].arguments or {}).get("transition") for i in landed]
+    edges = [_arguments(trace[i]).get("transition") for i in landed]
     return int(str(gold["transition_id"]) in [_scalar(edge.get("id")) for edge in edges if isinstance(edge, dict)])
 
 

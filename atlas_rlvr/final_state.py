@@ -5,10 +5,10 @@
 # %% auto #0
 __all__ = ['SLOTS', 'CREATED', 'IDENTITY', 'changes', 'final_state', 'made', 'matched', 'goal_reached', 'harm', 'harms']
 
-# %% ../nbs/02a_final_state.ipynb #829c4205
+# %% ../nbs/02a_final_state.ipynb #8782b4a5
 from .environments import SEEDS, run_calls
 from .scenarios import task_env
-from .tool_calls import Call
+from .tool_calls import Call, read_arguments
 from .world import World
 
 # %% ../nbs/02a_final_state.ipynb #2cbc2da2
@@ -37,11 +37,17 @@ def changes(before: World, after: World) -> dict:  # {table: {key: (old row or N
                         if _bare(old.get(key)) != _bare(new.get(key))}
     return found
 
-# %% ../nbs/02a_final_state.ipynb #0c34a8e7
+# %% ../nbs/02a_final_state.ipynb #aaba8e86
+def _sent(trace: list[Call]) -> list[tuple[str, dict]]:
+    "The answered calls; what is no JSON object was never sent, whatever the trace says."
+    calls = [(call.name, read_arguments(call.arguments)[0]) for call in trace if call.outcome in ("ok", "api_error")]
+    return [(name, arguments) for name, arguments in calls if arguments is not None]
+
+
 def final_state(task: dict, trace: list[Call], dialect: str = "paper") -> dict:
     "What the answered calls of a trace change in the world of their task, played again from the start."
     env = task_env(task, dialect)
-    run_calls(env, [(call.name, call.arguments or {}) for call in trace if call.outcome in ("ok", "api_error")])
+    run_calls(env, _sent(trace))
     return changes(World(task["world"] or SEEDS[dialect]), env._world)
 
 # %% ../nbs/02a_final_state.ipynb #bc19817b

@@ -371,7 +371,7 @@ def _as_wire(ids: dict, path: tuple, leaf):
     named = path[-1:] == ("issueIdOrKey",) or path[-2:] == ("parent", "key")
     return ids.get(leaf, leaf) if path[-1:] == ("spaceId",) else wire_key(leaf) if named else leaf
 
-# %% ../nbs/17_verdicts.ipynb #36dd2d6e
+# %% ../nbs/17_verdicts.ipynb #bcafef51
 SLOT_PATHS = {  # slot → (tool, path in its arguments, table of its values)
     **{slot: ("create_issue", tuple(path.split(".")), table) for (slot, path), table in
        zip(ISSUE_SLOTS.items(), (None, "issues", "projects", "users", "issuetypes"))},
@@ -381,7 +381,7 @@ SLOT_PATHS = {  # slot → (tool, path in its arguments, table of its values)
     "status": ("transition_issue", ("transition", "id"), "workflows"),
 }
 
-
+# %% ../nbs/17_verdicts.ipynb #4afda423
 def _values(tables: dict, table: str | None) -> list[str]:
     "Values of a kind that the site has."
     rows = tables.get(table, {})
