@@ -187,7 +187,7 @@ def put(sample: Sample, place: int, *calls: Call) -> Sample:
     "The sample with calls inserted."
     return replace(sample, calls=sample.calls[:place] + calls + sample.calls[place:])
 
-# %% ../nbs/17_verdicts.ipynb #c4abcb47
+# %% ../nbs/17_verdicts.ipynb #15b87307
 def leaves(value, path: tuple = ()) -> list[tuple]:  # [(path, scalar)]
     "The scalars of a JSON value."
     inner = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else None
@@ -213,7 +213,7 @@ def with_leaf(sample: Sample, place: int, path: tuple, value) -> Sample:
     "The sample with one scalar of one call changed."
     return edited(sample, [place], partial(mapped, change=lambda at, old: value if at == path else old))
 
-
+# %% ../nbs/17_verdicts.ipynb #c70a9e79
 def one_leaf(sample: Sample, rng: Random, other: Callable) -> Sample | None:  # other: (path, scalar) → scalar or None
     "The sample with one scalar changed, drawn from those that have another form."
     found = [(i, path, other(path, leaf)) for i in writes(sample) + reads(sample)
@@ -304,7 +304,7 @@ def read_after(sample: Sample, rng: Random) -> Sample | None:
     fits = writes(sample) and len(sample.calls) < call_limit(sample.task["scenario"])
     return put(sample, len(sample.calls), rng.choice(gold_reads(sample))) if fits else None
 
-# %% ../nbs/17_verdicts.ipynb #9e120b6d
+# %% ../nbs/17_verdicts.ipynb #06d60866
 def _other_type(path: tuple, leaf):
     if type(leaf) is int:
         return str(leaf)
@@ -315,7 +315,7 @@ def _other_case(path: tuple, leaf):
     plain = not isinstance(leaf, str) or leaf.swapcase() == leaf or path[-1] in ("summary", "title", "value")
     return None if plain else leaf.swapcase()
 
-
+# %% ../nbs/17_verdicts.ipynb #69b55c7d
 REFERENCES = {"project": ("projects", "key", "id"), "parent": ("issues", "key", "id"),
               "issuetype": ("issuetypes", "id", "name"), "assignee": ("users", "accountId", "id")}
 
@@ -339,7 +339,7 @@ def _renamed(tables: dict, name: str, value: dict) -> dict:
     row = next((row for row in tables.get(table, {}).values() if row[member] == value.get(member)), None)
     return {other: row.get(other, row[member])} if row else value
 
-# %% ../nbs/17_verdicts.ipynb #e79a0aec
+# %% ../nbs/17_verdicts.ipynb #fc42194f
 def _form(sample: Sample, rng: Random, form: str) -> Sample | None:
     "The same calls by way of a transcript; a call that never ran has no message."
     answered = all(one.outcome in ANSWERED and one.name and isinstance(one.arguments, dict) for one in sample.calls)
@@ -351,7 +351,7 @@ def body_text(sample: Sample, rng: Random) -> Sample | None:
     text = rng.choice([" <p>Other words</p>\n", "<p>x</p>", "<h1>Plan</h1><p>" + "more " * 40 + "</p>"])
     return one_leaf(sample, rng, lambda path, leaf: text if path == ("body", "value") and leaf else None)
 
-
+# %% ../nbs/17_verdicts.ipynb #dfd239f7
 def dialect(sample: Sample, rng: Random) -> Sample | None:
     "The task and its calls as the live service has them; None where a call is in that spelling already."
     tables = seed(sample)
@@ -446,7 +446,7 @@ def foreign_write(sample: Sample, rng: Random) -> Sample | None:
            ("spaceId",): tables.get("spaces", {}).get(row.get("spaceId"), {}).get("key")}
     return put(sample, at[-1] + 1, replace(one, arguments=mapped(one.arguments, lambda at, old: new.get(at, old))))
 
-# %% ../nbs/17_verdicts.ipynb #a5dec9bb
+# %% ../nbs/17_verdicts.ipynb #db639e66
 def write_first(sample: Sample, rng: Random) -> Sample | None:
     "The reads of a product's target that came before its writes come right after them."
     product = rng.choice(sorted({ROUTES[name].product for name in TOOLS[sample.task["scenario"]]}))
@@ -457,7 +457,7 @@ def write_first(sample: Sample, rng: Random) -> Sample | None:
     place = mine[-1] - len(early) + 1 if early else 0
     return early and replace(sample, calls=(*rest[:place], *(sample.calls[i] for i in early), *rest[place:]))
 
-
+# %% ../nbs/17_verdicts.ipynb #c1dd6200
 def extra_labels(sample: Sample, rng: Random) -> Sample | None:
     "The write names more labels than the page needs."
     more = rng.sample([name for name in LABELS if name not in sample.task["gold"]["labels"]], rng.randint(1, 5))
@@ -477,7 +477,7 @@ def hallucinated(sample: Sample, rng: Random) -> Sample | None:
     name = rng.choice(misspelt(one.name or "get_issue"))
     return put(sample, rng.randint(0, len(sample.calls)), call(name, one.arguments or {}))
 
-# %% ../nbs/17_verdicts.ipynb #f41fcf9d
+# %% ../nbs/17_verdicts.ipynb #6c16f447
 MUST = {  # (reward before, reward after) → does it hold
     "equal": lambda old, new: new == old,
     "not lower": lambda old, new: new >= old,
@@ -495,7 +495,7 @@ class Relation:
     scenarios: tuple[str, ...] = SCENARIOS
     site: str = ""  # counts only where the site has the "same" answers and rows, or "other" rows
 
-
+# %% ../nbs/17_verdicts.ipynb #de1f1db6
 _ISSUES, _PAGES = ("subtask", "cross"), ("page", "cross")
 _HARMLESS = (
     Relation("key order", key_order, "equal"),
@@ -531,7 +531,7 @@ _HARMFUL = (
 )
 RELATIONS = _HARMLESS + _HARMFUL
 
-# %% ../nbs/17_verdicts.ipynb #080217a2
+# %% ../nbs/17_verdicts.ipynb #d72bbd4c
 def sample_key(sample: Sample) -> str:
     "Text that two samples share only where they are the same."
     return canonical([sample.task["id"], [call_to_json(one) for one in sample.calls]])
@@ -547,7 +547,7 @@ def written(sample: Sample) -> str:
     "The calls as they are written down: here the order of keys shows."
     return json.dumps([[call_to_json(one) for one in sample.calls], sample.form, sample.dialect])
 
-
+# %% ../nbs/17_verdicts.ipynb #8f35bdc9
 def agrees(relation: Relation, before: Judged, after: Judged) -> bool:
     "Whether the site sees in a change what the relation presumes."
     answers = [[(one.outcome, one.status) for one in judged.trace] for judged in (before, after)]
@@ -565,7 +565,7 @@ def changed(relation: Relation, sample: Sample, judged: Judged) -> tuple[Sample,
     after = judge(other)
     return (other, after) if agrees(relation, judged, after) else None
 
-# %% ../nbs/17_verdicts.ipynb #64d95c7c
+# %% ../nbs/17_verdicts.ipynb #d5b73e72
 def _drop(sample: Sample, rng: Random) -> Sample | None:
     i = rng.randrange(len(sample.calls)) if sample.calls else 0
     return replace(sample, calls=sample.calls[:i] + sample.calls[i + 1:])
@@ -575,7 +575,7 @@ def _repeat(sample: Sample, rng: Random) -> Sample | None:
     "One call once more, anywhere."
     return sample.calls and put(sample, rng.randint(0, len(sample.calls)), rng.choice(sample.calls))
 
-
+# %% ../nbs/17_verdicts.ipynb #5cdc8d7f
 def _swap(sample: Sample, rng: Random) -> Sample | None:
     calls = list(sample.calls)
     if len(calls) < 2:
@@ -635,7 +635,7 @@ def mutant_samples(scenario: str, n: int, start: int) -> Weighted:  # start: of 
         found.setdefault(sample_key(sample), sample)
     return [(sample, 1) for sample in found.values()]
 
-# %% ../nbs/17_verdicts.ipynb #4078613a
+# %% ../nbs/17_verdicts.ipynb #c95fb776
 def from_record(record: dict) -> Sample:
     "A stored rollout as a sample."
     return Sample(find_task(record["scenario"], record["task"]), tuple(stored_trace(record)), "rollout")
@@ -646,7 +646,7 @@ def rollout_samples(scenario: str, path: Path) -> Weighted:
     return _weighted(from_record(record) for record in stored_records(path)
                      if record["scenario"] == scenario and record.get("outcome") != "error")
 
-
+# %% ../nbs/17_verdicts.ipynb #e52c2d23
 def all_samples(scenario: str, traces: int, start: int) -> Weighted:  # traces: mutants
     "The samples of a scenario, in an order that never changes."
     rollouts = rollout_samples(scenario, project_root() / ROLLOUTS)
@@ -701,7 +701,7 @@ def count(samples: Weighted) -> dict:  # {(table, key…): (times, example)}
             add(counted, *row)
     return counted
 
-# %% ../nbs/17_verdicts.ipynb #e6033ca5
+# %% ../nbs/17_verdicts.ipynb #a64c9bcb
 PART = 250  # samples
 CODE = ("verdicts", "rewards", "audited", "final_state", "scenarios", "environments", "jira", "confluence", "world", "tool_calls")
 
@@ -713,7 +713,7 @@ def stamp(traces: int, start: int) -> str:
     rollouts = (project_root() / ROLLOUTS).read_text(encoding="utf-8")
     return sha256(canonical([traces, start, PART, code, rollouts]).encode()).hexdigest()[:16]
 
-
+# %% ../nbs/17_verdicts.ipynb #51e1a1b2
 def run(traces: int, start: int, journal: Path) -> list[dict]:  # lines of the journal
     "Judge what the journal does not hold yet."
     journal.parent.mkdir(parents=True, exist_ok=True)
