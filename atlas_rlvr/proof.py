@@ -120,7 +120,7 @@ def call_checks(step: Step, told: Call | None, transcribed: bool) -> Iterator[tu
     if step.call.body is not None:
         yield "body", step.call.body, step.now.body
 
-# %% ../nbs/19_proof.ipynb #5327a568
+# %% ../nbs/19_proof.ipynb #9cd8ac24
 def reward_checks(record: dict, steps: list[Step]) -> Iterator[tuple]:
     "(what, stored, now) of the reward and each of its components."
     if record.get("outcome") == "error":
@@ -128,7 +128,7 @@ def reward_checks(record: dict, steps: list[Step]) -> Iterator[tuple]:
         return
     names = {rewards.hash: name for name, rewards in REWARD_SETS.items()}
     known, stored = names.get(record.get("reward_hash")), record.get("components") or {}
-    yield "reward hash", record.get("reward_hash"), REWARD_SETS[known or "paper"].hash
+    yield "reward hash", record.get("reward_hash"), REWARD_SETS[known].hash if known else f"none of {', '.join(REWARD_SETS)}"
     found = score_task(find_task(record["scenario"], record["task"]), [step.now for step in steps], known)
     yield "reward", record.get("reward"), found.reward
     yield "raw reward", record.get("raw"), found.raw

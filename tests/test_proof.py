@@ -192,6 +192,11 @@ def test_a_stored_body_is_compared(tmp_path):
         verify(write(tmp_path / "rollouts.json", records))
 
 
+def test_an_unknown_reward_set_is_said_to_be_one(tmp_path):
+    with pytest.raises(Difference, match="reward hash was f{16} and is now none of paper, audited"):
+        verify(write(tmp_path / "rollouts.json", [RECORDS[0] | {"reward_hash": "f" * 16}]))
+
+
 def test_the_last_record_missing(file):
     with pytest.raises(ValueError, match="rollouts.json: the file ends after record 9 of 10"):
         verify(changed(file, lambda records: records.pop()))
