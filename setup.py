@@ -8,7 +8,8 @@ settings = ConfigParser(delimiters=["="])
 settings.read("settings.ini", encoding="utf-8")
 package = settings["DEFAULT"]
 extras = ("train", "serve", "record", "mcp", "clients", "contract", "fuzz", "endpoints", "test")
-train, serve, record, mcp, clients, contract, fuzz, endpoints, test = (package[f"{extra}_requirements"].split() for extra in extras)
+train, serve, record, mcp, clients, contract, fuzz, endpoints, test = (
+    package[f"{extra}_requirements"].split() for extra in extras)
 
 setup(
     name=package["lib_name"],

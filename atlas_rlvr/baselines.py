@@ -8,7 +8,7 @@ __all__ = ['MAX_TURNS', 'REPEATS', 'SOURCE', 'PARTS', 'episode', 'run_episodes',
            'load_local', 'report_line', 'play_tasks', 'check_source', 'run_baseline', 'hashes', 'in_order', 'connect',
            'source', 'play_remote', 'run_endpoint', 'outcome_table', 'service_table']
 
-# %% ../nbs/04_baselines.ipynb #9fd2a0e0
+# %% ../nbs/04_baselines.ipynb #5277edea
 import ast
 import json
 from collections import Counter, deque
@@ -19,9 +19,10 @@ from hashlib import sha256
 from importlib.resources import files
 from statistics import fmean
 
+from . import audited  # noqa: F401 (it registers its reward set)
 from .endpoints import TEMPERATURE, Connection, Refused, endpoint_policy, find_endpoint, new_tally, probe
 from .environments import execute, tool_schemas
-from .rewards import REWARD_HASH, score
+from .rewards import REWARD_HASH, REWARD_SETS, score, score_task
 from atlas_rlvr.runs import (
     Recorder,
     check_model,
@@ -118,7 +119,7 @@ def script(turns: list[list[tuple]]) -> Callable:
         return call_message(turns[turn]) if turn < len(turns) else {"role": "assistant", "content": "Done."}
     return policy
 
-# %% ../nbs/04_baselines.ipynb #acdf9fc0
+# %% ../nbs/04_baselines.ipynb #b575f9fb
 def _where(task: dict) -> dict:
     "The part of a record's key that the task fixes; a prompted policy belongs to no batch."
     return {"scenario": task["scenario"], "split": task["split"], "task": task["id"], "phase": "before", "batch": None}
@@ -128,11 +129,14 @@ def rollout_record(task: dict, talk: list[dict], outcome: str, error: str | None
     "A rollout as `rollouts.jsonl` holds it."
     trace = build_trace(talk)
     found = score(task["scenario"], trace, task["gold"])
+    also = score_task(task, trace, "audited").reward
     record = {**run, **_where(task), "epoch": None, "temperature": TEMPERATURE, "outcome": outcome,
               "reward": found.reward, "raw": found.raw, "components": found.components, "reward_hash": found.hash,
+              "audited": also,
               "calls": [call_to_json(call) for call in trace], "messages": talk,
               "turns": sum(message["role"] == "assistant" for message in talk)}
-    return record if error is None else record | {"reward": None, "raw": None, "components": {}, "error": error}
+    return record if error is None else record | {
+        "reward": None, "raw": None, "audited": None, "components": {}, "error": error}
 
 # %% ../nbs/04_baselines.ipynb #d3bf2e54
 def prompt_template(tokenizer) -> str:
@@ -298,7 +302,7 @@ def run_baseline(scenario: str, model: str, seed: int = 0, split: str = "train",
     return play_tasks(policy, load_tasks(scenario, split), REPEATS[split] if repeats is None else repeats,
                       values["eval_batch_size"], recorder, {"model": model, "seed": seed})
 
-# %% ../nbs/04_baselines.ipynb #04802169
+# %% ../nbs/04_baselines.ipynb #198b6ac2
 PARTS = {"parser": ("tool_calls",),
          "environments": ("world", "rich_text", "jql", "jira", "jira_site", "jira_edits", "cql", "confluence",
                           "confluence_site", "confluence_v1", "wire", "environments")}
@@ -318,7 +322,8 @@ def _code_hash(modules: tuple[str, ...]) -> str:
 def hashes(scenario: str) -> dict[str, str]:  # 16 hex digits each
     "What a rollout of the scenario depends on beside the model."
     return {"system_prompt": _hash(system_prompt(scenario)), "tools": _hash(json.dumps(tool_schemas(scenario))),
-            **{part: _code_hash(modules) for part, modules in PARTS.items()}, "rewards": REWARD_HASH}
+            **{part: _code_hash(modules) for part, modules in PARTS.items()}, "rewards": REWARD_HASH,
+            "audited": REWARD_SETS["audited"].hash}
 
 # %% ../nbs/04_baselines.ipynb #db92a241
 def in_order(pool: ThreadPoolExecutor, work: Callable, jobs: list, width: int) -> Iterator:
@@ -396,13 +401,15 @@ def run_endpoint(connection: Connection, scenario: str, seed: int = 0, split: st
     run, repeats = {"model": model, "seed": seed}, REPEATS[split] if repeats is None else repeats
     return play_remote(connection, load_tasks(scenario, split), repeats, Recorder(folder), run, width)
 
-# %% ../nbs/04_baselines.ipynb #c7ebb94a
-def outcome_table(records: list[dict]) -> dict:  # {"n", "mean", "perfect", "errors", outcome: count}
+# %% ../nbs/04_baselines.ipynb #c5e748fd
+def outcome_table(records: list[dict]) -> dict:  # {"n", "mean", "audited", "perfect", "errors", outcome: count}
     "What came out, errors apart."
-    scored = [record["reward"] for record in records if record["reward"] is not None]
+    scored, also = ([record[name] for record in records if record.get(name) is not None]
+                    for name in ("reward", "audited"))
     counts = {outcome: sum(record["outcome"] == outcome for record in records)
               for outcome in ("ended", "truncated", "malformed", "turn_cap")}
-    return {"n": len(scored), "mean": fmean(scored) if scored else None, "perfect": sum(r == 1 for r in scored),
+    return {"n": len(scored), "mean": fmean(scored) if scored else None,
+            "audited": fmean(also) if also else None, "perfect": sum(r == 1 for r in scored),
             "errors": len(records) - len(scored)} | counts
 
 # %% ../nbs/04_baselines.ipynb #318c66c6

@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 
 from .tool_calls import from_response, parse_message, to_http
 
-# %% ../nbs/21_endpoints.ipynb #44017ca5
+# %% ../nbs/21_endpoints.ipynb #9214c48f
 ROUTER = "https://router.huggingface.co/v1"
 TEMPERATURE = 0.7  # paper, Section 6.1
 
@@ -41,7 +41,7 @@ class Endpoint:
     provider: str = ""  # of the router; "" leaves the choice to it
     options: dict = field(default_factory=dict)  # more fields of each request; null takes a field away
     max_tokens: int = 2048  # of one turn
-    timeout: float = 120.0  # seconds of silence
+    timeout: float = 300.0  # seconds of silence
 
     @property
     def asked(self) -> str:
@@ -69,13 +69,13 @@ def token_name(endpoint: Endpoint) -> str:
 def token(endpoint: Endpoint) -> str:  # "" where there is none
     return os.environ.get(token_name(endpoint), "").strip()
 
-# %% ../nbs/21_endpoints.ipynb #52ee647a
+# %% ../nbs/21_endpoints.ipynb #bc537347
 def redact(text: str) -> str:
     "The text without the tokens of the environment and without anything that looks like one."
     for name in TOKENS:
         value = os.environ.get(name, "").strip()
         text = text.replace(value, f"[{name}]") if len(value) > 5 else text
-    return re.sub(r"\b(hf_|sk-)[A-Za-z0-9_-]{16,}", "[token]", text)
+    return re.sub(r"\b(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,})", "[token]", text)
 
 # %% ../nbs/21_endpoints.ipynb #7645785d
 def _check_url(url: str):
@@ -279,22 +279,22 @@ def read_response(endpoint: Endpoint, status: int, text: str, wait: float | None
     inner = error.get("code") if status == 200 and type(error.get("code")) is int else status
     raise failure(endpoint, inner, text, wait)
 
-# %% ../nbs/21_endpoints.ipynb #e6678d59
+# %% ../nbs/21_endpoints.ipynb #800289a8
 LONGEST = 600.0  # seconds; a server that asks for more is given up
 
 
-def with_retries(policy: Callable, attempts: int = 5, wait: float = 1.0) -> Callable:  # wait: seconds, then doubled
-    "A policy that repeats its request after an `OSError`, and waits as long as the server asked."
+def with_retries(policy: Callable, attempts: int = 5, wait: float = 1.0, pause: Callable = time.sleep) -> Callable:
+    "A policy that repeats its request after an `OSError`: after `wait` seconds, then twice as many, or as asked to."
     def patient(messages: list[dict]):
         for attempt in range(attempts):
             try:
                 return policy(messages)
             except OSError as error:
                 told = getattr(error, "wait", None)
-                pause = wait * 2**attempt if told is None else told
-                if attempt == attempts - 1 or pause > LONGEST:
+                seconds = wait * 2**attempt if told is None else told
+                if attempt == attempts - 1 or seconds > LONGEST:
                     raise
-                time.sleep(pause)
+                pause(seconds)
     return patient
 
 # %% ../nbs/21_endpoints.ipynb #fea41cbf
@@ -318,32 +318,42 @@ def make_client(endpoint: Endpoint):
             raise Answer(answer.status_code, dict(answer.headers), redact(answer.text))
     return Client(base_url=endpoint.url, token=token(endpoint) or "none")  # an empty one would be looked up
 
-# %% ../nbs/21_endpoints.ipynb #c2b44c07
+# %% ../nbs/21_endpoints.ipynb #508af397
 class Connection:
     "An endpoint that several threads may ask."
 
     def __init__(self, endpoint: Endpoint, max_requests: int = 0):  # 0: no cap
         self.endpoint, self.cap, self.requests = endpoint, max_requests, 0
-        self.client, self.lock, self.refusal, self.probed = make_client(endpoint), threading.Lock(), None, False
+        self.client, self.lock, self.stopped = make_client(endpoint), threading.Lock(), threading.Event()
+        self.refusal, self.probed = None, False
 
     def __enter__(self):
         return self
 
     def __exit__(self, kind, *_):
-        if kind:  # the others stop at their next request
-            self.refusal = self.refusal or "the run was stopped"
+        if kind:
+            self.stop("the run was stopped")
+
+    def stop(self, reason: str):
+        "No more requests; the first reason stays."
+        self.refusal = self.refusal or reason
+        self.stopped.set()
+
+    def pause(self, seconds: float):
+        "Wait, but not longer than the run goes on."
+        self.stopped.wait(seconds)
 
     def claim(self):
         "Count a request, or say why there will be none."
         with self.lock:
             if self.cap and self.requests >= self.cap:
-                self.refusal = self.refusal or (f"the cap of {self.cap} requests is reached; start again to go on, "
-                                                "or raise `-p max_requests`: finished rollouts are kept")
+                self.stop(f"the cap of {self.cap} requests is reached; start again to go on, or raise "
+                          "`-p max_requests`: finished rollouts are kept")
             if self.refusal:
                 raise Refused(self.refusal)
             self.requests += 1
 
-# %% ../nbs/21_endpoints.ipynb #668a1de3
+# %% ../nbs/21_endpoints.ipynb #ddc1f6c3
 def request_fields(endpoint: Endpoint, tools: list[dict], temperature: float) -> dict:
     "What a request says beside its messages."
     return {"model": endpoint.asked, "tools": tools, "temperature": temperature, "top_p": 1.0,
@@ -351,10 +361,12 @@ def request_fields(endpoint: Endpoint, tools: list[dict], temperature: float) ->
 
 
 def to_wire(messages: list[dict]) -> list[dict]:
-    "A conversation for HTTP; call ids count the turns, so that each answer names its call."
+    "A conversation for HTTP: text that UTF-8 can carry, and ids that count the turns, so each answer names its call."
     sent, turn = [], 0
     for message in messages:
-        sent.append(to_http(message, turn))
+        content = message.get("content")
+        text = {"content": content.encode(errors="replace").decode()} if isinstance(content, str) else {}
+        sent.append(to_http(message | text, turn))
         turn += message["role"] == "assistant"
     return sent
 
@@ -370,7 +382,7 @@ def send(connection: Connection, messages: list[dict], tools: list[dict], temper
         text = f"{connection.endpoint.host}: {type(error).__name__}, {redact(str(error))[:160]}"
         raise Unavailable(text) from None
 
-# %% ../nbs/21_endpoints.ipynb #efb205ff
+# %% ../nbs/21_endpoints.ipynb #55cf03bc
 def new_tally() -> dict:
     names = ("requests", "replies", "structured", "text", "calls", "repaired", "malformed_calls", "truncated_calls",
              "prompt_tokens", "completion_tokens")
@@ -379,7 +391,7 @@ def new_tally() -> dict:
 
 def provider_of(answer: Answer, data: dict) -> str:  # "unnamed" where neither says it
     headers = {name.lower(): value for name, value in answer.headers.items()}
-    return str(headers.get("x-inference-provider") or data.get("provider") or "unnamed")
+    return redact(str(headers.get("x-inference-provider") or data.get("provider") or "unnamed"))[:80]
 
 
 def tally_calls(tally: dict, message: dict):
@@ -419,16 +431,17 @@ def ask(connection: Connection, tools: list[dict], tally: dict, messages: list[d
     tally_calls(tally, message)
     return message
 
-# %% ../nbs/21_endpoints.ipynb #fbd9f1ed
+# %% ../nbs/21_endpoints.ipynb #0082ed9e
 def endpoint_policy(connection: Connection, tools: list, tally: dict, temperature: float = TEMPERATURE) -> Callable:
     "A policy for `run_episode` that asks an endpoint; retries included."
-    patient = with_retries(partial(ask, connection, tools, tally, temperature=temperature))
+    request = partial(ask, connection, tools, tally, temperature=temperature)
+    patient = with_retries(request, pause=connection.pause)
 
     def policy(messages: list[dict]) -> dict | None:
         try:
             return patient(messages)
         except Refused as refusal:
-            connection.refusal = connection.refusal or str(refusal)
+            connection.stop(str(refusal))
             raise
     return policy
 

@@ -93,7 +93,7 @@ def test_a_broken_service_is_an_error_and_no_zero(failure):
     record = rollout_record(PAGE, *result, model="m", seed=0, generation=0)
     assert (record["outcome"], record["reward"], record["raw"]) == ("error", None, None)
     assert type(failure).__name__ in record["error"] and len(record["calls"]) == 2
-    assert outcome_table([record]) == {"n": 0, "mean": None, "perfect": 0, "errors": 1, "ended": 0, "truncated": 0,
+    assert outcome_table([record]) == {"n": 0, "mean": None, "audited": None, "perfect": 0, "errors": 1, "ended": 0, "truncated": 0,
                                        "malformed": 0, "turn_cap": 0}
 
 

@@ -61,7 +61,7 @@ def quiet(monkeypatch):
     for name in endpoints.TOKENS:
         monkeypatch.delenv(name, raising=False)
     waits = []
-    monkeypatch.setattr(endpoints.time, "sleep", waits.append)
+    monkeypatch.setattr(Connection, "pause", lambda self, seconds: waits.append(seconds))
     return waits
 
 
@@ -178,9 +178,9 @@ def test_what_a_server_may_send(case, tmp_path):
     served = record["served"]
     assert (served["structured"], served["text"], served["calls"], served["repaired"]) == (
         structured, text, len(outcomes), repaired)
-    assert served["malformed_calls"] == outcomes.count("malformed") == served["calls"] - outcomes.count("truncated") - sum(
-        o in ("ok", "api_error", "unknown_tool") for o in outcomes)
-    assert served["truncated_calls"] == outcomes.count("truncated")
+    for name in ("malformed", "truncated"):
+        assert served[f"{name}_calls"] == outcomes.count(name)
+    assert score("subtask", calls_of(record), SUBTASK["gold"]).raw == record["raw"]  # as stored and read back
     assert len(log) == served["requests"] == served["replies"] == (2 if outcome == "ended" and outcomes else 1)
 
 
@@ -350,6 +350,36 @@ def test_a_date_is_waited_for(tmp_path, quiet):
 def test_who_asks_to_wait_for_hours_is_given_up(tmp_path, quiet):
     record, log = one(after(0, [(429, {"Retry-After": "7200"}, "")], solver([SUBTASK])), tmp_path)
     assert (record["outcome"], record["reward"], len(log), quiet) == ("error", None, 1, [])
+
+
+def test_who_waits_wakes_up_when_the_run_stops(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    tasks = TASKS["subtask"][:2]
+    asked = threading.Event()
+
+    def answer(body):
+        if body["messages"][1]["content"] == tasks[0]["prompt"]:
+            asked.set()
+            return 429, {"Retry-After": "300"}, {}
+        asked.wait(30)
+        return 401, {}, {}
+    start = time.monotonic()
+    with pytest.raises(Refused, match="missing, wrong or expired"):
+        play(answer, tmp_path, tasks=tasks, width=2)
+    assert time.monotonic() - start < 60
+
+
+def test_text_that_utf_8_cannot_carry(tmp_path):
+    record, log = one(saying({**assistant(entry()), "content": "\ud800 odd"}), tmp_path)
+    assert (record["outcome"], record["served"]["requests"]) == ("ended", 2)
+    assert log[1]["body"]["messages"][2]["content"] == "? odd"
+
+
+def test_the_audited_reward_stands_beside_the_papers(tmp_path):
+    right, _ = one(solver([SUBTASK]), tmp_path)
+    wrong, _ = one(saying(assistant(entry("create_issue", '{"fields": {}}'))), tmp_path / "wrong")
+    assert (right["reward"], right["audited"], wrong["audited"]) == (1.0, 1.0, 0.0)
+    assert service_table([right, wrong])["audited"] == 0.5
 
 
 def test_only_what_may_be_repeated_is():
@@ -574,7 +604,7 @@ def test_f17_one_scorer_parser_and_environment():
     assert train.tool_schemas is baselines.tool_schemas and train.build_trace is baselines.build_trace
     assert train.messages is baselines.messages and train.task_env is baselines.task_env
     found = hashes("subtask")
-    assert found["rewards"] == rewards.REWARD_HASH and len(set(found.values())) == len(found) == 5
+    assert found["rewards"] == rewards.REWARD_HASH and len(set(found.values())) == len(found) == 6
     assert {name for name in found if found[name] != hashes("page")[name]} == {"system_prompt", "tools"}
 
 
@@ -619,7 +649,7 @@ def echoing(body):
         return 500, {}, {"error": f"bad token {SECRET}"}
     arguments = json.dumps({"issueIdOrKey": SECRET})
     reply = {"role": "assistant", "content": f"your token is {SECRET}", "tool_calls": [entry(arguments=arguments)]}
-    return 200, {"x-request-token": SECRET}, chat_response(reply)
+    return 200, {"x-inference-provider": SECRET}, chat_response(reply)
 
 
 def test_no_token_in_a_record_a_log_or_a_traceback(tmp_path, monkeypatch, capsys):
@@ -751,7 +781,7 @@ def test_the_whole_command(project):
         return solver(everything)(body) if next(credit) else (402, {}, {"error": f"no credit for {SECRET}"})
 
     def run(answer):
-        with scripted_server(answer) as (url, _):
+        with scripted_server(answer, port_of(project)) as (url, _):
             words = ["-p", "model", "Qwen/scripted", "-p", "endpoint", url, "-p", "seed", "3", "-k", "python3"]
             return subprocess.run([sys.executable, "-m", "papermill", "nbs/04_baselines.ipynb", *words], cwd=project, check=False,
                                   env=os.environ | {"PYTHONPATH": str(ROOT), "ENDPOINT_TOKEN": SECRET},
@@ -760,8 +790,14 @@ def test_the_whole_command(project):
     folder = run_folder("subtask", "Qwen/scripted", 3, project)
     assert stopped.returncode != 0 and "the account has no credit left" in stopped.stderr
     assert 0 < len(read_lines(folder / "rollouts.jsonl")) < 40
+    done = run(solver(everything))
+    assert done.returncode == 0, done.stderr[-2000:]
+    records = read_lines(folder / "rollouts.jsonl")
+    assert len(records) == sum(len(load_tasks("subtask", split)) * n for split, n in baselines.REPEATS.items())
+    assert {record["reward"] for record in records} == {1.0}
     written = "".join(path.read_text(errors="replace") for path in project.rglob("*") if path.is_file())
-    assert "Sesame" not in written + stopped.stdout + stopped.stderr
+    assert "Sesame" not in written + stopped.stdout + stopped.stderr + done.stdout + done.stderr
+    assert "completion_tokens" in (project / "results" / "subtask" / "04_baselines.ipynb").read_text()
 
 
 # A real server
@@ -783,7 +819,7 @@ def real_server(tmp_path):
     path.write_text(json.dumps(json.loads(path.read_text()) | {"do_sample": True, "top_k": 0, "top_p": 1.0}))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    words = ["serve", str(folder), "--host", "127.0.0.1", "--port", str(port), "--device", "cpu", "--reasoning", "off",
+    words = ["serve", str(folder), "--host", "127.0.0.1", "--port", str(port), "--device", "cpu", "--dtype", "float32", "--reasoning", "off",
              "--default-seed", "0"]
     with open(tmp_path / "log", "w") as log:
         process = subprocess.Popen([str(Path(sys.executable).parent / "transformers"), *words], stdout=log, stderr=log,
@@ -806,6 +842,14 @@ def wait_for(port, process, seconds=300):
     pytest.fail("the server did not start")
 
 
+def prompt_length():
+    "Tokens of the first prompt as training renders it."
+    from atlas_rlvr.policy import load_policy
+    _, tokenizer = load_policy()
+    text = baselines.prompt_text(tokenizer, baselines.prompt_template(tokenizer), messages(SUBTASK), tool_schemas("subtask"))
+    return len(tokenizer(text, add_special_tokens=False)["input_ids"])
+
+
 @pytest.mark.slow
 def test_a_real_server_gives_the_mean_of_the_policy_in_this_process(real_server, tmp_path, monkeypatch):
     repeats = int(os.environ.get("ATLAS_RLVR_REPEATS", "3"))
@@ -814,6 +858,7 @@ def test_a_real_server_gives_the_mean_of_the_policy_in_this_process(real_server,
     there = play_remote(Connection(real_server), load_tasks("subtask"), repeats, Recorder(tmp_path / "there"),
                         {"model": "embedded", "seed": 0}, 1)
     table = service_table(there)
+    assert probe(Connection(real_server), messages(SUBTASK), tool_schemas("subtask"))["prompt_tokens"] == prompt_length()
     print(json.dumps({"here": fmean(r["reward"] for r in here), "there": table}))
     assert (table["errors"], table["structured"], len(there)) == (0, 1.0, len(here))
     one, other = ([r["reward"] for r in records] for records in (here, there))
