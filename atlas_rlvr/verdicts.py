@@ -757,9 +757,9 @@ def result(lines: list[dict], traces: int, start: int) -> dict:
     return {"schema": 1, "mutants": traces, "seed": start, "rewards": {name: REWARD_SETS[name].hash for name in SETS},
             "traces": sizes, "seconds": round(sum(line["seconds"] for line in lines)), **merged(lines)}
 
-# %% ../nbs/17_verdicts.ipynb #50043c71
+# %% ../nbs/17_verdicts.ipynb #56f6ae30
 def main():
-    "`python -m atlas_rlvr.verdicts`"
+    "Judge gold, its mutants and the stored rollouts by both reward sets; an interrupted run goes on."
     parser = argparse.ArgumentParser(prog="python -m atlas_rlvr.verdicts", description=main.__doc__)
     parser.add_argument("--traces", type=int, default=5000, help="mutants of gold a scenario, beside gold and rollouts")
     parser.add_argument("--seed", type=int, default=0, help="of the mutants")
