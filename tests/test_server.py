@@ -9,7 +9,7 @@ import time
 from contextlib import closing
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from atlas_rlvr.environments import ROUTES, _path, _payload, run_calls
@@ -19,6 +19,7 @@ from atlas_rlvr.scenarios import SCENARIOS, gold_calls, task_env
 from atlas_rlvr.server import (
     SITE,
     Site,
+    compact,
     credential,
     listen,
     make_server,
@@ -335,6 +336,24 @@ SEQUENCE = [("POST", "/rest/api/3/issue", CREATE), ("GET", "/rest/api/3/issue/AB
 def test_the_same_requests_get_the_same_bytes(running):
     answers = [[running.ask(*one, auth=f"Bearer {token}")[2] for one in SEQUENCE] for token in ("synthetic-1", "synthetic-2")]
     assert json.dumps(answers[0]) == json.dumps(answers[1])
+
+
+TEXTS = st.text(st.characters(), max_size=8)  # half surrogate pairs as well
+JSON = st.recursive(st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | TEXTS,
+                    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXTS, inner, max_size=3), max_leaves=8)
+
+
+@settings(deadline=None)
+@given(JSON)
+@example(2**64)
+@example(["\ud800", "\u2028", "\x00", "\x7f", "é"])
+def test_any_value_is_encoded_without_loss(value):
+    assert json.loads(compact(value)) == value
+
+
+def test_ordinary_text_is_encoded_as_before():
+    value = {"a": ["é\n\x01\\\"", 1, 1.5, True, None], "b": {}}
+    assert compact(value) == json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 def test_concurrent_clients_never_see_each_other(running):
