@@ -243,7 +243,7 @@ def _chunk(jobs: list[tuple], policy: Callable, run: dict) -> list[dict]:  # job
     return [rollout_record(task, *result, **run, generation=generation)
             for (task, generation), result in zip(jobs, played, strict=True)]
 
-# %% ../nbs/04_baselines.ipynb #2cf76950
+# %% ../nbs/04_baselines.ipynb #91dd8489
 def report_line(records: list[dict], done: int, total: int) -> str:
     "Progress in one line; errors are counted beside the mean, not in it."
     scored = [record["reward"] for record in records if record["reward"] is not None]
@@ -263,16 +263,17 @@ def _kept(recorder: Recorder, jobs: dict) -> list[dict]:
     return [kept[key] for key in jobs if key in kept]
 
 
-def play_tasks(make_policy: Callable, tasks: list[dict], repeats: int, size: int, recorder: Recorder, run: dict):
+def play_tasks(make_policy: Callable, tasks: list[dict], repeats: int, size: int, recorder: Recorder, run: dict,
+               play: Callable = _chunk, report: Callable = report_line) -> list[dict]:
     "Records of every task `repeats` times, in order; make_policy(seed) gives the batch policy of a chunk of `size`."
     jobs = _jobs(tasks, repeats, run)
     for start in range(0, len(jobs), size):
         chunk = list(jobs)[start:start + size]
         if not recorder.seen.issuperset(chunk):
-            made = _chunk([jobs[key] for key in chunk], make_policy(run["seed"] * 1000 + start), run)
+            made = play([jobs[key] for key in chunk], make_policy(run["seed"] * 1000 + start), run)
             for record in made:
                 recorder.append(record)
-            print(report_line(made, start + len(made), len(jobs)), flush=True)
+            print(report(made, start + len(made), len(jobs)), flush=True)
     return _kept(recorder, jobs)
 
 # %% ../nbs/04_baselines.ipynb #a6bcf83c
