@@ -5,18 +5,19 @@
 # %% auto #0
 __all__ = ['MISSING', 'LIMITS', 'COMPONENTS', 'ISSUE', 'PAGE', 'LABEL', 'TRANSITION', 'PLATFORMS', 'Platform', 'audited_units']
 
-# %% ../nbs/03a_audited.ipynb #136a79dc
+# %% ../nbs/03a_audited.ipynb #509c81b0
 from dataclasses import dataclass
 
 from .final_state import harm, matched
-from .rewards import REWARD_SETS, RewardSet
+from .rewards import REWARD_SETS, RewardSet, label_names
 from .tool_calls import Call
 
-# %% ../nbs/03a_audited.ipynb #578b8e17
+# %% ../nbs/03a_audited.ipynb #ce686046
 _EARNED = (  # scenario, group, component names, value, per
     ("transition", "goal", "goal", 0.50, "rollout"),
     ("transition", "R1", "id", 0.20, "slot"),
-    ("transition", "R2", "read_first verify", 0.15, "step"),
+    ("transition", "R2", "read_first", 0.20, "step"),
+    ("transition", "R2", "verify", 0.10, "step"),
     ("subtask", "goal", "goal", 0.50, "rollout"),
     ("subtask", "R1", "summary parent project assignee issuetype", 0.06, "slot"),
     ("page", "goal", "goal", 0.50, "rollout"),
@@ -25,8 +26,8 @@ _EARNED = (  # scenario, group, component names, value, per
     *((scenario, "R2", "read_first verify", 0.10, "step") for scenario in ("subtask", "page")),
     ("label", "goal", "goal", 0.50, "rollout"),
     ("label", "R1", "label", 0.06, "gold label on the page"),
-    ("label", "R2", "read_content read_labels", 0.05, "step"),
-    ("label", "R2", "verify", 0.10, "step"),
+    ("label", "R2", "read_content verify", 0.06, "step"),
+    ("label", "R2", "read_labels", 0.08, "step"),
     ("cross", "goal", "goal", 0.50, "rollout"),
     ("cross", "goal", "issue.goal page.goal", 0.05, "platform"),
     ("cross", "R1", "issue.summary issue.parent issue.project issue.assignee issue.issuetype", 0.02, "slot"),
@@ -35,12 +36,12 @@ _EARNED = (  # scenario, group, component names, value, per
     ("cross", "R2", "issue.read_first issue.verify page.read_first page.verify", 0.05, "step"),
 )
 
-# %% ../nbs/03a_audited.ipynb #f66ac95c
+# %% ../nbs/03a_audited.ipynb #9d362691
 _LOST = (  # component names, value, per
     ("refused", -0.10, "write answered 4xx"),
     ("surplus", -0.15, "new object beyond the one asked for"),
     ("foreign", -0.15, "object changed that the task does not name"),
-    ("repeated", -0.15, "transition after the first"),
+    ("repeated", -0.15, "transition after the first, or write of labels that adds none"),
     ("labels", -0.10, "label on the page that is not gold"),
     ("hallucinated", -0.15, "call"),
     ("excess", -0.05, "call beyond the limit"),
@@ -80,9 +81,10 @@ TRANSITION = Platform("transition_issue", {"read_first": "get_transitions"},
 PLATFORMS = {"transition": {"": TRANSITION}, "subtask": {"": ISSUE}, "page": {"": PAGE}, "label": {"": LABEL},
              "cross": {"issue": ISSUE, "page": PAGE}}
 
-# %% ../nbs/03a_audited.ipynb #f7b0bb8c
+# %% ../nbs/03a_audited.ipynb #f75a5381
 def _scalar(value) -> str | None:
-    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else None
+    "A name as the wire compares it: numbers as text, letters in either case."
+    return str(value).lower() if isinstance(value, str | int) and not isinstance(value, bool) else None
 
 
 def _arguments(call: Call) -> dict:
@@ -104,14 +106,14 @@ def _reads(calls: list[Call], tools: tuple, names: set[str]) -> int:
 def _landed(trace: list[Call], platform: Platform, gold: dict) -> list[int]:
     "Positions of the writes that took effect where they should."
     return [i for i, call in enumerate(trace) if call.name == platform.write and call.outcome == "ok"
-            and (platform.creates or gold[platform.target] in _resources(call))]
+            and (platform.creates or _scalar(gold[platform.target]) in _resources(call))]
 
-# %% ../nbs/03a_audited.ipynb #5b662576
+# %% ../nbs/03a_audited.ipynb #fef574df
 def _steps(trace: list[Call], platform: Platform, gold: dict, landed: list[int]) -> dict[str, int]:
     "R2: what was read before the first write that landed, and whether the result was read after the last."
     if not landed:
         return dict.fromkeys((*platform.first, "verify"), 0)
-    target = {gold[platform.target]}
+    target = {_scalar(gold[platform.target])}
     result = set().union(*(_resources(trace[i]) for i in landed)) if platform.creates else target
     first = {step: _reads(trace[:landed[0]], (tool,), target) for step, tool in platform.first.items()}
     return {**first, "verify": _reads(trace[landed[-1] + 1:], platform.verify, result)}
@@ -137,7 +139,15 @@ def _slots(scenario: str, found: dict, landed: dict, trace: list[Call], gold: di
     platforms = {f"{part}.goal": all(same for name, same in found.items() if name.startswith(part)) for part in landed if part}
     return {name: int(same) for name, same in (found | platforms).items()}
 
-# %% ../nbs/03a_audited.ipynb #2329d5b3
+# %% ../nbs/03a_audited.ipynb #43bf6e33
+def _repeated(scenario: str, trace: list[Call], landed: list[int]) -> int:
+    "Writes after the first that a careful policy would not make; a second object is counted on the site instead."
+    if scenario == "label":
+        names = [label_names(trace[i]) for i in landed]
+        return sum(not names[n] - set().union(*names[:n]) for n in range(1, len(names)))
+    return max(0, len(landed) - 1) if scenario == "transition" else 0
+
+
 def _lost(scenario: str, trace: list[Call], gold: dict, state: dict, landed: dict) -> dict[str, int]:
     "R3: component → occurrences."
     writes = [call for call in trace if call.name in {platform.write for platform in PLATFORMS[scenario].values()}]
@@ -146,7 +156,7 @@ def _lost(scenario: str, trace: list[Call], gold: dict, state: dict, landed: dic
                for part, platform in PLATFORMS[scenario].items()}
     return missing | {"refused": sum(map(_is_refused, writes)), "surplus": done["duplicate"] + done["extra"],
                       "foreign": done["foreign"], "labels": done["labels"],
-                      "repeated": max(0, len(landed[""]) - 1) if scenario == "transition" else 0,
+                      "repeated": _repeated(scenario, trace, landed.get("", [])),
                       "hallucinated": sum(call.outcome == "unknown_tool" for call in trace),
                       "excess": max(0, len(trace) - LIMITS[scenario])}
 

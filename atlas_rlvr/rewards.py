@@ -4,8 +4,8 @@
 
 # %% auto #0
 __all__ = ['EXCESS_LIMITS', 'COMPONENTS', 'ISSUE_SLOTS', 'PAGE_SLOTS', 'ISSUE', 'PAGE', 'LABEL', 'TRANSITION', 'WRITES',
-           'ANSWERED', 'REWARD_SETS', 'REWARD_HASH', 'RECORD_KEY', 'Write', 'paper_units', 'RewardSet', 'Score',
-           'reward_set', 'score', 'score_task', 'stored_records', 'stored_trace', 'replay', 'rescore']
+           'ANSWERED', 'REWARD_SETS', 'REWARD_HASH', 'RECORD_KEY', 'Write', 'label_names', 'paper_units', 'RewardSet',
+           'Score', 'reward_set', 'score', 'score_task', 'stored_records', 'stored_trace', 'replay', 'rescore']
 
 # %% ../nbs/03_rewards.ipynb #c4cc5dda
 import hashlib
@@ -143,8 +143,8 @@ def _slots(trace: list[Call], write: Write, gold: dict) -> dict[str, int]:
     arguments = trace[judged[0]].arguments if judged else None
     return {slot: int(match) for slot, match in write.matches(arguments, gold).items()}
 
-# %% ../nbs/03_rewards.ipynb #97f330bf
-def _names(call: Call) -> set[str]:
+# %% ../nbs/03_rewards.ipynb #c664e8b9
+def label_names(call: Call) -> set[str]:
     "The label names that a call of `add_labels` asks for."
     labels = _dig(call.arguments, "labels")
     return {name for name in labels if isinstance(name, str)} if isinstance(labels, list) else set()
@@ -153,7 +153,7 @@ def _names(call: Call) -> set[str]:
 def _added(trace: list[Call], gold: dict) -> set[str]:
     "Labels added to the gold page."
     usable = [trace[i] for i in _usable(trace, LABEL)]
-    return set().union(*(_names(call) for call in usable if _same(_dig(call.arguments, "page_id"), gold["page_id"])))
+    return set().union(*(label_names(call) for call in usable if _same(_dig(call.arguments, "page_id"), gold["page_id"])))
 
 
 def _recalled(trace: list[Call], gold: dict) -> int:
@@ -196,11 +196,11 @@ def _is_invalid(call: Call) -> bool:
     "True for a call whose arguments break the schema of its tool."
     return not _fits(call.arguments, SCHEMAS[call.name]["function"]["parameters"])
 
-# %% ../nbs/03_rewards.ipynb #1f64ebe0
+# %% ../nbs/03_rewards.ipynb #41483110
 def _pairs(call: Call) -> set[tuple]:
     "The (page, label) pairs that an accepted `add_labels` puts on the site."
     page = _dig(call.arguments, "page_id")
-    return {(page if isinstance(page, str) else None, name) for name in _names(call)} if call.outcome == "ok" else set()
+    return {(page if isinstance(page, str) else None, name) for name in label_names(call)} if call.outcome == "ok" else set()
 
 
 def _repeats(trace: list[Call], write: Write) -> int:

@@ -117,6 +117,7 @@ SECOND = ("create_issue", {"fields": ISSUE[1]["fields"] | {"summary": "Something
     ("label", [*GOLD["label"], ("add_labels", {**OTHER, "labels": ["x"]})], "foreign", -0.15),
     ("label", [*GOLD["label"], ("add_labels", {**LABELS[1], "labels": ["x", "y"]})], "labels", -0.20),
     ("transition", [*GOLD["transition"], MOVE], "repeated", -0.15),
+    ("label", [*GOLD["label"], LABELS], "repeated", -0.15),
     ("transition", [("transition_issue", {**MOVE[1], **THERE}), *GOLD["transition"]], "foreign", -0.15),
     ("cross", [*GOLD["cross"], ISSUE], "surplus", -0.15), ("cross", GOLD["page"], "issue.missing", -0.15)])
 def test_every_penalty_shows(scenario, calls, component, value):
@@ -141,6 +142,24 @@ def test_a_transition_id_is_compared_as_the_wire_compares_it(kind):
     calls = [(name, arguments | ({"transition": {"id": kind(arguments["transition"]["id"])}} if name == MOVE[0] else {}))
              for name, arguments in GOLD["transition"]]
     assert judge("transition", calls).raw == 1.0
+
+
+@pytest.mark.parametrize("kind", [str.lower, str.upper])
+def test_the_case_of_a_key_is_the_wires_business(kind):
+    calls = [(name, {**arguments, "issueIdOrKey": kind(arguments["issueIdOrKey"])}) for name, arguments in GOLD["transition"]]
+    assert judge("transition", calls).raw == 1.0
+
+
+def swapped(calls):
+    "The write before the reads."
+    return sorted(calls, key=lambda call: not is_write(call))
+
+
+@pytest.mark.parametrize("verify", [True, False])
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_reading_too_late_never_pays(scenario, verify):
+    calls = gold_calls(FIRST[scenario], verify=verify)
+    assert judge(scenario, swapped(calls)).raw < judge(scenario, calls).raw
 
 
 @pytest.mark.parametrize("edge", [11, "11", True, {}, [], None, "31 "])
