@@ -139,7 +139,7 @@ def _slots(scenario: str, found: dict, landed: dict, trace: list[Call], gold: di
     platforms = {f"{part}.goal": all(same for name, same in found.items() if name.startswith(part)) for part in landed if part}
     return {name: int(same) for name, same in (found | platforms).items()}
 
-# %% ../nbs/03a_audited.ipynb #43bf6e33
+# %% ../nbs/03a_audited.ipynb #cc623338
 def _repeated(scenario: str, trace: list[Call], landed: list[int]) -> int:
     "Writes after the first that a careful policy would not make; a second object is counted on the site instead."
     if scenario == "label":
@@ -160,7 +160,7 @@ def _lost(scenario: str, trace: list[Call], gold: dict, state: dict, landed: dic
                       "hallucinated": sum(call.outcome == "unknown_tool" for call in trace),
                       "excess": max(0, len(trace) - LIMITS[scenario])}
 
-
+# %% ../nbs/03a_audited.ipynb #521a22ba
 def audited_units(scenario: str, trace: list[Call], gold: dict, state: dict) -> dict[str, int]:
     "How often each component of the `audited` set applies."
     landed = {part: _landed(trace, platform, gold.get(part, gold)) for part, platform in PLATFORMS[scenario].items()}
