@@ -581,7 +581,7 @@ def check_no_service(values: dict):
         what = f"parameter `{asked[0]}`" if asked else "a model with a provider after the colon"
         raise ValueError(f"{what} needs an endpoint; add `-p endpoint router`, or the base URL of a server")
 
-# %% ../nbs/04a_runs.ipynb #0ebc5f90
+# %% ../nbs/04a_runs.ipynb #16338208
 def check_run(values: dict, notebook: Path, root: Path) -> str | None:  # the result of a finished run, else None
     "Scenario, model, seed and folders of the run that the command asks for."
     from atlas_rlvr.scenarios import SCENARIOS
@@ -590,7 +590,8 @@ def check_run(values: dict, notebook: Path, root: Path) -> str | None:  # the re
     if not 0 <= seed < 2**32:
         raise ValueError(f"parameter `seed` must lie between 0 and 2**32 - 1, not {seed}")
     model = resolve_model(values["model"], scenario)
-    run = finished(run_folder(scenario, model, seed, root)) if only and not values.get("fresh") else None
+    ended = notebook.stem == "05_train" and not values.get("fresh")  # other pages have folders of their own
+    run = finished(run_folder(scenario, model, seed, root)) if ended else None
     if run:
         return f"{result_text(run)}. The run is finished and nothing was changed; `-p fresh True` runs it again."
     place = run_folder(scenario, values["model"] if values.get("endpoint") else model, seed, root)

@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['SCENARIOS', 'SPLITS', 'DATA', 'TITLES', 'LABELS', 'BASE', 'STEPS', 'ILLEGAL', 'LINTS', 'WORDS', 'LETTERS', 'STAMPS',
-           'MAKERS', 'TRAINING_NAMES', 'HELD_OUT_SEED', 'HELD_OUT_SIZE', 'check_scenario', 'load_tasks',
-           'system_prompt', 'messages', 'task_env', 'issue_fields', 'page_arguments', 'gold_calls', 'to_wire', 'lint',
-           'Draw', 'generate_tasks', 'held_out_rows', 'find_task']
+           'MAKERS', 'TRAINING_NAMES', 'HELD_OUT_SEED', 'HELD_OUT_SIZE', 'MORE_SEED', 'MORE_SIZE', 'check_scenario',
+           'load_tasks', 'system_prompt', 'messages', 'task_env', 'issue_fields', 'page_arguments', 'gold_calls',
+           'to_wire', 'lint', 'Draw', 'generate_tasks', 'held_out_rows', 'more_tasks', 'find_task']
 
 # %% ../nbs/02_scenarios.ipynb #6629d8ff
 import json
@@ -433,7 +433,7 @@ def generate_tasks(scenario: str, n: int, seed: int, exclude: frozenset = frozen
             seen.add(prompt)
     return [_task(scenario, "held_out", row) for row in rows]
 
-# %% ../nbs/02_scenarios.ipynb #c590dbe5
+# %% ../nbs/02_scenarios.ipynb #2ae6523c
 HELD_OUT_SEED, HELD_OUT_SIZE = 1000, 40
 
 
@@ -454,9 +454,30 @@ def _index(scenario: str) -> dict:
     "Tasks of both splits by id."
     return {task["id"]: task for split in SPLITS for task in load_tasks(scenario, split)}
 
+# %% ../nbs/02_scenarios.ipynb #af4954bd
+MORE_SEED, MORE_SIZE = 2000, 240  # the most that can be asked for
 
+
+@cache
+def _more(scenario: str) -> dict:
+    "Generated training tasks by id."
+    held_out = set().union(*(_names(task["gold"]) for task in load_tasks(scenario, "held_out")))
+    drawn = generate_tasks(scenario, 2 * MORE_SIZE, MORE_SEED)
+    free = [task for task in drawn if not _names(task["gold"]) & held_out]
+    return {task["id"]: task | {"split": "train"} for task in free[:MORE_SIZE]}
+
+
+def more_tasks(scenario: str, n: int) -> list[dict]:
+    "`n` generated training tasks, no name of which is in the held-out split."
+    if not 0 < n <= MORE_SIZE:
+        raise ValueError(f"{n} generated prompts; choose 1 to {MORE_SIZE}")
+    return list(_more(check_scenario(scenario)).values())[:n]
+
+# %% ../nbs/02_scenarios.ipynb #d0ee2827
 def find_task(scenario: str, task_id: str) -> dict:
-    "The training or held-out task of that id."
+    "The training, held-out or generated training task of that id."
     if task_id in _index(check_scenario(scenario)):
         return _index(scenario)[task_id]
+    if task_id.startswith(f"{scenario}-{MORE_SEED}-") and task_id in _more(scenario):
+        return _more(scenario)[task_id]
     raise ValueError(f"no task {task_id!r} in scenario {scenario}; ids look like {DATA[scenario]['tasks'][0]['id']!r}")
