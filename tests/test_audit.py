@@ -48,6 +48,10 @@ def served(trace, name):
     return [call for call in trace if call.name == name and call.outcome == "ok"]
 
 
+def free_edits(found):
+    return {row["faults"]: row["edits"] for row in found["free"]}
+
+
 # Rewards with a hole
 
 
@@ -88,7 +92,7 @@ def strict(task, trace, state):
 
 def test_a_substring_is_found():
     found = audit(substring, first("subtask"), 800)
-    assert found["gap"] == 1.0 and any("fields.summary changed" in text for text in texts(found, "goal"))
+    assert found["gap"] == 1.0 and "create_issue, fields.summary changed" in free_edits(found)["goal"]
     shortest = found["faults"]["goal"]["exploits"][0]
     assert len(shortest["calls"]) == 1 and shortest["raw"] is None
 
@@ -133,10 +137,6 @@ def test_a_tight_reward_has_no_gap(scenario):
 @pytest.fixture(scope="module")
 def paper():
     return {scenario: audit("paper", first(scenario), 1500) for scenario in SCENARIOS}
-
-
-def free_edits(found):
-    return {row["faults"]: row["edits"] for row in found["free"]}
 
 
 def test_every_call_pays_in_transition(paper):
@@ -237,6 +237,21 @@ def test_a_cut_call_reaches_nothing():
     node = Stage(task).play((read, write._replace(ran=False)))
     assert [call.outcome for call in node.trace] == ["ok", "truncated"] and "goal" in node.site.faults
     assert score("page", node.trace, task["gold"]).counts["truncated"] == 1
+
+
+@pytest.mark.parametrize("name, same", [("ABC-123", True), ("abc-123", True), ("XYZ-456", False)])
+def test_what_counts_as_the_gold_read(name, same):
+    search = Search(strict, first("subtask")[0])
+    _, write, _ = search.grammar.gold
+    outcome = search.attempt((Move("get_issue", json.dumps({"issueIdOrKey": name})), write))
+    assert ("unread" not in outcome.faults) is same
+
+
+def test_the_strict_side_is_probed():
+    "The paper compares arguments; a sub-task assigned by `id` is as good on the site."
+    found = audit("paper", first("subtask"), 800)["underpaid"]
+    assert found["gain"] >= 0.1 and found["differs"]
+    assert audit(strict, first("subtask"), 400)["underpaid"] == {"gain": 0.0, "differs": None}
 
 
 def test_generated_tasks_can_be_audited():
