@@ -9,14 +9,14 @@ __all__ = ['ROUTER', 'TEMPERATURE', 'TOKENS', 'STOPS', 'AGAIN', 'NO_ROOM', 'LONG
            'Connection', 'request_fields', 'to_wire', 'send', 'new_tally', 'provider_of', 'tally_calls', 'tally_usage',
            'ask', 'endpoint_policy', 'probe']
 
-# %% ../nbs/21_endpoints.ipynb #40949e01
+# %% ../nbs/21_endpoints.ipynb #3d160bd8
 import json
 import os
 import re
 import threading
 import time
 from collections.abc import Callable
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from difflib import get_close_matches
@@ -318,17 +318,14 @@ def make_client(endpoint: Endpoint):
             raise Answer(answer.status_code, dict(answer.headers), redact(answer.text))
     return Client(base_url=endpoint.url, token=token(endpoint) or "none")  # an empty one would be looked up
 
-# %% ../nbs/21_endpoints.ipynb #508af397
-class Connection:
+# %% ../nbs/21_endpoints.ipynb #26cc4c27
+class Connection(AbstractContextManager):
     "An endpoint that several threads may ask."
 
     def __init__(self, endpoint: Endpoint, max_requests: int = 0):  # 0: no cap
         self.endpoint, self.cap, self.requests = endpoint, max_requests, 0
         self.client, self.lock, self.stopped = make_client(endpoint), threading.Lock(), threading.Event()
         self.refusal, self.probed = None, False
-
-    def __enter__(self):
-        return self
 
     def __exit__(self, kind, *_):
         if kind:
