@@ -65,7 +65,7 @@ def gold_writes(scenario: str, gold: dict) -> dict[str, Request]:  # prefix of c
     sent = [site_request(Call(name, arguments, "")) for name, arguments in calls if ROUTES[name].method != "GET"]
     return dict(zip([f"{part}." for part in gold] if len(sent) > 1 else [""], sent, strict=True))
 
-# %% ../nbs/18c_agreement.ipynb #b3a0c840
+# %% ../nbs/18c_agreement.ipynb #8ce5269e
 OWN = load_data("labels_api.json")
 
 
@@ -83,9 +83,9 @@ def find_by_request(documents: list[dict], request: Request) -> tuple[dict, str]
         for operation in operations(document).values():
             if operation.method == request.method and arguments_of(document, operation, request) is not None:
                 return document, operation.id
-    raise ValueError(f"no document has an operation {request.method} {request.path}; add the document that has it to the folder")
+    raise ValueError(f"no document has {request.method} {request.path}; add the document that has it to the folder")
 
-
+# %% ../nbs/18c_agreement.ipynb #5fff33e7
 def createmeta(document: dict, name: str, gold: dict) -> dict | None:
     "What the site says of a new issue; None where the document is not silent."
     body = flat(document, operations(document)[name].body or {}).get("properties", {})
@@ -123,7 +123,7 @@ def register_synthesised(folder: str | Path, scenarios: tuple = SCENARIOS) -> Re
     documents = load_documents(folder)
     return register("synthesised", {scenario: plan_scenario(documents, scenario) for scenario in scenarios})
 
-# %% ../nbs/18c_agreement.ipynb #ec90ffa3
+# %% ../nbs/18c_agreement.ipynb #aabd1601
 def from_rollouts(scenario: str, size: int, rng: random.Random, path: Path) -> list[tuple]:  # (id, task, trace)
     "Shipped rollouts, played again."
     records = [record for record in stored_records(path) if record["scenario"] == scenario and record["outcome"] != "error"]
@@ -144,7 +144,7 @@ def _programs(task: dict, size: int, rng: random.Random) -> list[tuple]:
         found.append(program[:12])
     return found
 
-
+# %% ../nbs/18c_agreement.ipynb #8bd7833d
 def from_adversary(scenario: str, size: int, rng: random.Random) -> list[tuple]:  # (id, task, trace)
     "Traces of the adversary, spread over the training tasks."
     tasks, rows = load_tasks(scenario), []
@@ -204,7 +204,7 @@ def reason(scenario: str, scores: dict, a: int, b: int, other: str) -> str:  # s
                       - (parts[other][0][name] - parts[other][1][name])) for name in names}
     return max(names, key=lambda name: gaps[name])
 
-# %% ../nbs/18c_agreement.ipynb #7011cd84
+# %% ../nbs/18c_agreement.ipynb #bad43208
 STORED = project_root() / "results" / "synthesis" / "agreement.json"
 ROLLOUTS = project_root() / "results" / "atlassian_rollouts.json"
 MEND = "bring the file back from a copy, or delete it to compare again"
@@ -226,7 +226,7 @@ def compare(scenario: str, path: Path = ROLLOUTS, size: int = SIZE, pairs: int =
         row[other] = agreement(chosen, mine, theirs) | {"why": [[*key, count] for key, count in why.most_common()]}
     return row
 
-
+# %% ../nbs/18c_agreement.ipynb #c9de3a73
 def measure(folder: str | Path, path: Path = STORED, size: int = SIZE, pairs: int = PAIRS) -> dict:
     "Compare scenario by scenario; one that is stored for the same set, sizes and seed is not done again."
     made = register_synthesised(folder)

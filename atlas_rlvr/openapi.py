@@ -22,9 +22,9 @@ from functools import reduce
 from pathlib import Path
 from urllib.parse import quote, unquote, urlsplit
 
-# %% ../nbs/18a_openapi.ipynb #2b11e9b7
-def _operation_of(name: str, *parameters: str, body: str = "") -> dict:  # parameters: names of string parameters in the path
-    "One operation of the example."
+# %% ../nbs/18a_openapi.ipynb #20f1b031
+def _operation_of(name: str, *parameters: str, body: str = "") -> dict:
+    "One operation of the example; its parameters are strings in the path."
     rows = [{"name": one, "in": "path", "required": True, "schema": {"type": "string"}} for one in parameters]
     sent = {"content": {"application/json": {"schema": {"$ref": f"#/components/schemas/{body}"}}}, "required": True}
     return {"operationId": name, "parameters": rows, "responses": {}, **({"requestBody": sent} if body else {})}
@@ -38,7 +38,8 @@ LIBRARY = {
             {"name": "shelfId", "in": "path", "required": True, "schema": {"type": "integer"}}]}},
         "/books": {"post": _operation_of("addBook", body="Book")},
         "/books/{bookId}": {"get": _operation_of("getBook", "bookId"), "delete": _operation_of("removeBook", "bookId")},
-        "/books/{bookId}/loans": {"get": _operation_of("getLoans", "bookId"), "post": _operation_of("lend", "bookId", body="Loan")}},
+        "/books/{bookId}/loans": {"get": _operation_of("getLoans", "bookId"),
+                                  "post": _operation_of("lend", "bookId", body="Loan")}},
     "components": {"schemas": {}},
 }
 
@@ -75,14 +76,14 @@ def load_document(source: dict | str | Path) -> dict:  # source: a parsed docume
         raise ValueError(f"the document says openapi {version!r}; convert it to OpenAPI 3.0 or 3.1 first")
     return document
 
-# %% ../nbs/18a_openapi.ipynb #6fe89eeb
+# %% ../nbs/18a_openapi.ipynb #0de668b6
 def _pointed(document: dict, reference: str):
     "What a local reference points to."
     node = document
     for name in reference.removeprefix("#/").split("/") if reference.startswith("#/") else ["?"]:
         name = name.replace("~1", "/").replace("~0", "~").replace("%7B", "{").replace("%7D", "}")
         if not isinstance(node, dict) or name not in node:
-            raise ValueError(f"the reference {reference!r} leads nowhere in this document; bundle the document into one file")
+            raise ValueError(f"the reference {reference!r} leads nowhere; bundle the document into one file")
         node = node[name]
     return node
 
@@ -97,7 +98,7 @@ def resolve(document: dict, node) -> dict:
         node = {**_pointed(document, seen[-1]), **{name: value for name, value in node.items() if name != "$ref"}}
     return node if isinstance(node, dict) else {}
 
-# %% ../nbs/18a_openapi.ipynb #784b7127
+# %% ../nbs/18a_openapi.ipynb #f2c474c7
 MAX_DEPTH, MAX_VARIANTS = 40, 40
 
 
@@ -119,7 +120,7 @@ def _merged(one: dict, other: dict) -> dict:
         made["enum"] = [value for value in one["enum"] if value in other["enum"]]
     return made
 
-
+# %% ../nbs/18a_openapi.ipynb #840996f4
 def flat(document: dict, schema, depth: int = 0) -> dict:
     "A schema without `$ref` and `allOf` at its top; `choices` lists what `oneOf` and `anyOf` offer."
     if depth > MAX_DEPTH:
@@ -158,7 +159,7 @@ def kinds(schema: dict) -> list[str]:  # schema: flat; []: any type
     found = [kind for kind in ([named] if isinstance(named, str) else named) if kind in IS]
     return [*found, "null"] if found and schema.get("nullable") is True else found
 
-# %% ../nbs/18a_openapi.ipynb #4ad80602
+# %% ../nbs/18a_openapi.ipynb #8957e056
 @dataclass(frozen=True)
 class Violation:
     "One objection of a schema."
@@ -188,7 +189,7 @@ def _uri(text: str):
 FORMATS = {"date": date.fromisoformat, "date-time": datetime.fromisoformat, "uuid": uuid.UUID, "byte": _base64,
            "uri": _uri, "url": _uri, "int32": _number_within(32), "int64": _number_within(64)}
 
-
+# %% ../nbs/18a_openapi.ipynb #19f6f867
 def _wrong_format(schema: dict, value) -> bool:
     "True where a value is not of a format that is known here."
     number = isinstance(value, int | float) and not isinstance(value, bool)
@@ -201,7 +202,7 @@ def _wrong_format(schema: dict, value) -> bool:
         return True
     return False
 
-# %% ../nbs/18a_openapi.ipynb #8ddd2054
+# %% ../nbs/18a_openapi.ipynb #d51b3ef4
 def _matches(pattern: str, text: str) -> bool:
     "True where a pattern is found, also where Python cannot read the pattern."
     try:
@@ -221,7 +222,7 @@ def _edge(schema: dict, name: str, bound: str, value) -> bool:
     edge = schema.get(bound) if limit is True else None if isinstance(limit, bool) else limit
     return edge is not None and (value <= edge if bound == "minimum" else value >= edge)
 
-
+# %% ../nbs/18a_openapi.ipynb #4ac7d77f
 def _breaks_limit(schema: dict, value) -> bool:
     "True where a value is too long, too short, too large, too small, repeated, or against the pattern."
     if isinstance(value, str):
@@ -236,7 +237,7 @@ def _breaks_limit(schema: dict, value) -> bool:
     edges = _edge(schema, "exclusiveMinimum", "minimum", value) or _edge(schema, "exclusiveMaximum", "maximum", value)
     return edges or _beyond(schema, "minimum", "maximum", value)
 
-# %% ../nbs/18a_openapi.ipynb #3b57bc73
+# %% ../nbs/18a_openapi.ipynb #08ae197e
 def same(one, other) -> bool:
     "JSON equality: `True` is not 1, and `789` is not `\"789\"`."
     if isinstance(one, dict) and isinstance(other, dict):
@@ -255,7 +256,7 @@ def wanted(document: dict, schema: dict) -> list[str]:
 def _inside(path: str, name: str) -> str:
     return f"{path}.{name}" if path else name
 
-
+# %% ../nbs/18a_openapi.ipynb #41f2fd59
 def _of_object(document: dict, schema: dict, value: dict, path: str) -> list[Violation]:
     "Violations of the members of an object."
     members, others = schema.get("properties", {}), schema.get("additionalProperties", True)
@@ -267,7 +268,7 @@ def _of_object(document: dict, schema: dict, value: dict, path: str) -> list[Vio
             found.append(Violation(_inside(path, name), "unknown"))
     return found
 
-
+# %% ../nbs/18a_openapi.ipynb #fe924498
 def _of_variant(document: dict, schema: dict, value, path: str) -> list[Violation]:  # schema: flat, no choices
     "Violations under one variant."
     allowed = kinds(schema)
@@ -289,7 +290,7 @@ def violations(document: dict, schema, value, path: str = "") -> list[Violation]
     "What a schema has against a value, under the variant that has the least."
     return min((_of_variant(document, one, value, path) for one in variants(document, schema)), key=len)
 
-# %% ../nbs/18a_openapi.ipynb #0c979811
+# %% ../nbs/18a_openapi.ipynb #24b895d8
 METHODS = ("get", "put", "post", "delete", "patch")
 
 
@@ -315,7 +316,7 @@ def base_path(document: dict) -> str:
     address = (document.get("servers") or [{}])[0].get("url", "")
     return re.sub(r"^(\w+:)?//[^/]*", "", address).rstrip("/")
 
-
+# %% ../nbs/18a_openapi.ipynb #a8d5f1ae
 def _json_media(content: dict) -> str | None:
     "The media type that holds JSON, else the first."
     return next((name for name in content if "json" in name or name == "*/*"), next(iter(content), None))
@@ -333,11 +334,12 @@ def _operation(document: dict, path: str, method: str, item: dict) -> Operation:
 
 def operations(document: dict) -> dict[str, Operation]:
     "Operation by id, in the order of the document."
-    rows = [(path, method, resolve(document, item)) for path, item in document.get("paths", {}).items() for method in METHODS]
+    items = {path: resolve(document, item) for path, item in document.get("paths", {}).items()}
+    rows = [(path, method, item) for path, item in items.items() for method in METHODS]
     return {made.id: made for path, method, item in rows if method in item
             for made in [_operation(document, path, method, item)]}
 
-
+# %% ../nbs/18a_openapi.ipynb #937204e2
 def find_operation(document: dict, name: str) -> Operation:
     "The operation of an id, or one sentence with the nearest ids."
     found = operations(document)
@@ -346,7 +348,7 @@ def find_operation(document: dict, name: str) -> Operation:
         raise ValueError(f"no operation {name!r} in this document; it has for example {', '.join(near[:5])}")
     return found[name]
 
-# %% ../nbs/18a_openapi.ipynb #c4fc987f
+# %% ../nbs/18a_openapi.ipynb #55fb9474
 def _parameter_schema(row: dict) -> dict:
     "The schema of a parameter, which may be wrapped in a media type."
     content = next(iter(row.get("content", {}).values()), {})
@@ -363,7 +365,7 @@ def is_split(document: dict, operation: Operation) -> bool:
     shared = named & {name for name, inner in found[0]["properties"].items() if not resolve(document, inner).get("readOnly")}
     return shared <= set(operation.names("path")) & set(wanted(document, found[0]))
 
-
+# %% ../nbs/18a_openapi.ipynb #0873c15a
 def argument_schema(document: dict, operation: Operation) -> dict:
     "The schema of the arguments of a tool for an operation, references and all."
     rows = [row for row in operation.parameters if row["in"] in ("path", "query")]
@@ -381,7 +383,7 @@ def argument_schema(document: dict, operation: Operation) -> dict:
     return {**made, "properties": {**made["properties"], "body": operation.body}, "required": made["required"] + required,
             "additionalProperties": False}
 
-# %% ../nbs/18a_openapi.ipynb #fac29e7d
+# %% ../nbs/18a_openapi.ipynb #6c5b6f7d
 def _as_text(value) -> str:
     "A parameter as it stands in an address."
     return value if isinstance(value, str) else json.dumps(value)
@@ -404,7 +406,7 @@ def as_parameter_violations(document: dict, schema, value) -> list[Violation]:
     "What a parameter's schema has against a value."
     return violations(document, schema, _as_parameter(document, schema, value))
 
-
+# %% ../nbs/18a_openapi.ipynb #2fdda5e7
 def argument_violations(document: dict, operation: Operation, arguments) -> list[Violation]:
     "What the document has against the arguments of a tool call."
     if not isinstance(arguments, dict):
@@ -417,7 +419,7 @@ def argument_violations(document: dict, operation: Operation, arguments) -> list
             for name, value in arguments.items()}
     return violations(document, schema, read)
 
-# %% ../nbs/18a_openapi.ipynb #7850e10b
+# %% ../nbs/18a_openapi.ipynb #547a9fc1
 @dataclass(frozen=True)
 class Request:
     "A request as a document sees it."
@@ -439,7 +441,7 @@ def request_of(document: dict, operation: Operation, arguments: dict) -> Request
         return Request(operation.method, path, query)
     return Request(operation.method, path, query, rest if is_split(document, operation) else rest.get("body"))
 
-
+# %% ../nbs/18a_openapi.ipynb #8fa6fb21
 def path_values(template: str, path: str) -> dict | None:  # None: another path
     "Parameters of a path by name."
     wanted_parts, parts = template.strip("/").split("/"), path.strip("/").split("/")
@@ -461,7 +463,7 @@ def arguments_of(document: dict, operation: Operation, request: Request) -> dict
         body = request.body
     return {**values, **request.query, **body}
 
-# %% ../nbs/18a_openapi.ipynb #ec3b8940
+# %% ../nbs/18a_openapi.ipynb #257e2510
 KEPT = ("enum", "const", "format", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems")
 INLINE_DEPTH = 7
 
@@ -483,12 +485,13 @@ def _chosen(names, only, required) -> dict[str, list | None]:  # only: paths or 
 def _inline_object(document: dict, schema: dict, above: tuple, only) -> dict:
     members, required = schema.get("properties", {}), wanted(document, schema)
     kept = _chosen([name for name in members if not resolve(document, members[name]).get("readOnly")], only, required)
-    made = {"properties": {name: inlined(document, members[name], above, below) for name, below in kept.items()}} if kept else {}
+    inner = {name: inlined(document, members[name], above, below) for name, below in kept.items()}
+    made = {"properties": inner} if inner else {}
     made |= {"required": [name for name in required if name in kept]} if any(name in kept for name in required) else {}
     others = schema.get("additionalProperties")
     return made | ({"additionalProperties": False} if others is False else {})
 
-
+# %% ../nbs/18a_openapi.ipynb #a703754a
 def _inline_variant(document: dict, schema: dict, above: tuple, only) -> dict:
     allowed = kinds(schema)
     made = {"type": allowed if len(allowed) > 1 else allowed[0]} if allowed else {}
@@ -500,7 +503,7 @@ def _inline_variant(document: dict, schema: dict, above: tuple, only) -> dict:
         made["items"] = inlined(document, schema.get("items", {}), above, only)
     return made
 
-
+# %% ../nbs/18a_openapi.ipynb #d85cdd68
 def inlined(document: dict, schema, above: tuple = (), only: list[str] | None = None) -> dict:  # above: references met
     "A schema without references, as deep as a tool needs it."
     name = schema.get("$ref") if isinstance(schema, dict) else None
@@ -527,17 +530,17 @@ def tool_schema(document: dict, operation: Operation, only: list[str] | None = N
     return {"type": "function", "function": {"name": tool_name(operation), "description": text,
                                              "parameters": {"type": "object", "properties": {}, **parameters}}}
 
-# %% ../nbs/18a_openapi.ipynb #f54e372e
+# %% ../nbs/18a_openapi.ipynb #0c078660
 class Impossible(ValueError):
     "No value can be made; the message is the reason."
 
 
-SAMPLES = ("a", "A", "1", "abc", "ABC", "AB-1", "a@example.com", "/a", "a/b", "A1", "00", "aaaaaaaa", "2026-01-01", "#ffffff",
-           "de-DE", "P1D", "1h", "image/png", "a_b", "a.b", "x" * 32, "0" * 24, "true", "=", "global")
+SAMPLES = ("a", "A", "1", "abc", "ABC", "AB-1", "a@example.com", "/a", "a/b", "A1", "00", "aaaaaaaa", "2026-01-01",
+           "#ffffff", "de-DE", "P1D", "1h", "image/png", "a_b", "a.b", "x" * 32, "0" * 24, "true", "=", "global")
 MADE = {"date": lambda rng: f"2026-{rng.randint(1, 12):02d}-{rng.randint(1, 28):02d}",
         "date-time": lambda rng: f"2026-{rng.randint(1, 12):02d}-{rng.randint(1, 28):02d}T10:00:00+00:00",
-        "uuid": lambda rng: str(uuid.UUID(int=rng.getrandbits(128))), "uri": lambda rng: f"https://example.com/{rng.randint(1, 99)}",
-        "url": lambda rng: f"https://example.com/{rng.randint(1, 99)}", "byte": lambda rng: "YQ=="}
+        "uuid": lambda rng: str(uuid.UUID(int=rng.getrandbits(128))), "byte": lambda rng: "YQ==",
+        **dict.fromkeys(("uri", "url"), lambda rng: f"https://example.com/{rng.randint(1, 99)}")}
 
 
 def _a_string(schema: dict, rng: random.Random) -> str:
@@ -552,7 +555,7 @@ def _a_string(schema: dict, rng: random.Random) -> str:
         raise Impossible(f"pattern {schema.get('pattern')}")
     return found
 
-
+# %% ../nbs/18a_openapi.ipynb #67018b8d
 def _a_number(schema: dict, rng: random.Random, step) -> int | float:
     low, high = schema.get("minimum", 1), schema.get("maximum", schema.get("minimum", 1) + 998)
     low = min(low, high)
@@ -562,7 +565,7 @@ def _a_number(schema: dict, rng: random.Random, step) -> int | float:
         raise Impossible("range")
     return found
 
-# %% ../nbs/18a_openapi.ipynb #a1c36fe7
+# %% ../nbs/18a_openapi.ipynb #a159e723
 def _an_object(document: dict, schema: dict, rng: random.Random, above: tuple) -> dict:
     "Required members, and the optional ones that can be made."
     made, required = {}, wanted(document, schema)
@@ -581,7 +584,7 @@ def _an_object(document: dict, schema: dict, rng: random.Random, above: tuple) -
         made["key"] = a_value(document, others, rng, above)
     return made
 
-
+# %% ../nbs/18a_openapi.ipynb #f47b74e7
 def _an_array(document: dict, schema: dict, rng: random.Random, above: tuple) -> list:
     "As few items as allowed, at least one where one can be made."
     low = schema.get("minItems", 0)
@@ -603,7 +606,7 @@ def _of_kind(document: dict, schema: dict, rng: random.Random, above: tuple):
               "number": lambda: _a_number(schema, rng, float), "boolean": lambda: rng.random() < 0.5}
     return makers[kind]()
 
-
+# %% ../nbs/18a_openapi.ipynb #1ed6d58f
 def a_value(document: dict, schema, rng: random.Random, above: tuple = ()):  # above: references met on the way
     "A value that the schema has nothing against."
     name = schema.get("$ref") if isinstance(schema, dict) else None

@@ -29,7 +29,7 @@ from atlas_rlvr.openapi import (
 from .runs import project_root, write_json
 from .synthesis import Plan, Synthesis, mock_trace, reward, scripted, synthesise
 
-# %% ../nbs/18d_scale.ipynb #21338f4e
+# %% ../nbs/18d_scale.ipynb #ab587cdb
 WRONG = {"string": 7, "integer": "seven", "number": "seven", "boolean": "yes", "array": {}, "object": "text", "null": 7}
 UNKNOWN, NOT_LISTED = "memberNobodyKnows", "value nobody lists"
 TEXT_FORMATS = [name for name in FORMATS if not name.startswith("int")]
@@ -38,7 +38,8 @@ TEXT_FORMATS = [name for name in FORMATS if not name.startswith("int")]
 def _wrong_type(allowed: list[str], is_text: bool):  # is_text: a parameter, whose numbers are text on the wire
     "A value of a type that is not allowed."
     first = [{"wrong": True}] if is_text else [WRONG[kind] for kind in allowed]
-    return next(value for value in (*first, {"wrong": True}, "text", 7, True, []) if not any(IS[kind](value) for kind in allowed))
+    tried = (*first, {"wrong": True}, "text", 7, True, [])
+    return next(value for value in tried if not any(IS[kind](value) for kind in allowed))
 
 
 def _of_value(document: dict, found: list[dict], schema: dict, value, is_text: bool):
@@ -51,7 +52,7 @@ def _of_value(document: dict, found: list[dict], schema: dict, value, is_text: b
     if schema.get("format") in TEXT_FORMATS and isinstance(value, str):
         yield "format", "%% no such format"
 
-
+# %% ../nbs/18d_scale.ipynb #141a141c
 def _of_members(document: dict, schema: dict, value: dict):
     "(rule, other value) for faults of an object's members."
     for name in wanted(document, schema):
@@ -60,7 +61,7 @@ def _of_members(document: dict, schema: dict, value: dict):
     if schema.get("additionalProperties") is False:
         yield "unknown", {**value, UNKNOWN: 1}
 
-# %% ../nbs/18d_scale.ipynb #1f65ac74
+# %% ../nbs/18d_scale.ipynb #8f2a8edd
 def planted(document: dict, schema, value, texts: frozenset = frozenset(), place: tuple = ()):  # texts: names of parameters
     "(rule, place, the whole value with one fault), for each fault that can be planted."
     found = variants(document, schema)
@@ -78,14 +79,14 @@ def planted(document: dict, schema, value, texts: frozenset = frozenset(), place
             for rule, where, other in planted(document, known, inner, texts, (*place, name)):
                 yield rule, where, {**value, name: other}
 
-
+# %% ../nbs/18d_scale.ipynb #db4c2289
 def faults(one: Synthesis):
     "(rule, place, arguments) of each fault in the gold arguments of an operation."
     texts = frozenset(one.operation.names("path") + one.operation.names("query"))
     rows = planted(one.document, argument_schema(one.document, one.operation), one.gold, texts)
     return [(rule, place, arguments) for rule, place, arguments in rows if place or rule != "type"]
 
-# %% ../nbs/18d_scale.ipynb #02a33ebd
+# %% ../nbs/18d_scale.ipynb #ffc360d3
 def bites(operation: Operation) -> bool:
     "True where there is more to get right than a parameter of the path."
     return operation.body is not None or bool(operation.names("query"))
@@ -106,7 +107,7 @@ def _reason(gold: float, idle: float, missed: Counter) -> str:
     rules = [rule for rule in ("required", "type") if missed[rule]]
     return f"a fault of {' and of '.join(rules)} goes unseen" if rules else "passes"
 
-
+# %% ../nbs/18d_scale.ipynb #c104a723
 def examine(document: dict, name: str) -> dict:  # name: operationId
     "What synthesis makes of one operation."
     operation = operations(document)[name]
@@ -124,7 +125,7 @@ def examine(document: dict, name: str) -> dict:  # name: operationId
     return row | {"reason": _reason(gold, idle, total - caught), "planted": dict(total), "caught": dict(caught),
                   "before": len(one.before), "after": len(one.after)}
 
-# %% ../nbs/18d_scale.ipynb #f0b6639f
+# %% ../nbs/18d_scale.ipynb #384be833
 def _sums(rows: list[dict], member: str) -> dict[str, int]:
     return dict(sorted(sum((Counter(row[member]) for row in rows), Counter()).items()))
 
@@ -143,12 +144,12 @@ def survey(source) -> dict:  # a document or its path
                        "read_after": sum(row["after"] > 0 for row in writes)},
             "not_passed": {row["operation"]: row["reason"] for row in rows if row["reason"] != "passes"}}
 
-
+# %% ../nbs/18d_scale.ipynb #c33f3954
 def measure(folder: str | Path, path: Path | None = None) -> dict:  # folder: with documents; path: of the result
     "Survey each document of a folder and store the counts, never the documents."
     files = sorted(Path(folder).glob("*.json"))
     if not files:
-        raise ValueError(f"{folder}: there is no .json document in this folder; download the documents named on the page first")
+        raise ValueError(f"{folder}: no .json document is in this folder; download the documents that the page names")
     made = {"schema": 1, "documents": {}}
     for file in files:
         digest = hashlib.sha256(file.read_bytes()).hexdigest()[:16]
