@@ -217,14 +217,15 @@ def imitate(run: Imitation, model, tokenizer, examples: list[dict], checkpoint: 
     trainer.remove_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
-# %% ../nbs/23_supervised.ipynb #54c14521
+# %% ../nbs/23_supervised.ipynb #fe007fd3
 def carry_out(run: Imitation) -> dict:  # what run.json then holds
     "Start a run, or go on from its newest checkpoint."
+    checkpoint, start = newest_checkpoint(run.folder), start_checkpoint(run)
     recover(run.folder)
-    checkpoint, recorder = newest_checkpoint(run.folder), Recorder(run.folder)
+    recorder = Recorder(run.folder)
     ended = kept_state(checkpoint)["ended"]
     write_run(run, "interrupted")
-    model, tokenizer = load_model(run.values, checkpoint if ended else start_checkpoint(run))
+    model, tokenizer = load_model(run.values, checkpoint if ended else start)
     check_budget(tokenizer, run.tasks, run.values)
     if not checkpoint:
         measure(run, model, tokenizer, recorder, "before")
