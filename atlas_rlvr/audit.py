@@ -72,8 +72,8 @@ class Node:
     def __init__(self, trace: list[Call], site: Site):
         self.trace, self.site, self.next = trace, site, {}
 
-# %% ../nbs/15_audit.ipynb #7d1256db
-CACHED = 20_000  # nodes; more would cost memory and save little
+# %% ../nbs/15_audit.ipynb #ed053ff5
+CACHED = 5000  # nodes; more would cost memory and save little
 
 
 class Stage:
@@ -84,10 +84,14 @@ class Stage:
         self.root = self.at = Node([], Site(task, self.before, self.env._world))  # at: where the world stands
         self.nodes = 1
 
+    def forget(self):
+        "Give the memory back."
+        self.root.next, self.nodes = {}, 1
+
     def play(self, program: tuple[Move, ...]) -> Node:
         "The node of a program."
         if self.nodes > CACHED:
-            self.root.next, self.nodes = {}, 1
+            self.forget()
         node = self.root
         for step in program:
             if step not in node.next:
@@ -610,7 +614,7 @@ def report(searches: list[Search], raw: Callable | None) -> dict:
             "free": merged([free(search) for search in searches]),
             "tried": sum(len(search.tried) for search in searches)}
 
-# %% ../nbs/15_audit.ipynb #89e58609
+# %% ../nbs/15_audit.ipynb #84103233
 def audit(reward: str | Callable,  # name of a reward set, or a function (task, trace, state) → float
           tasks: str | list[dict],  # tasks of one scenario, or its name for all of its training tasks
           budget: int = 2000,  # programs in all
@@ -623,6 +627,7 @@ def audit(reward: str | Callable,  # name of a reward set, or a function (task, 
     searches = [Search(function, task, dialect, seed) for task in chosen]
     for search in searches:
         run_search(search, -(-budget // len(searches)))
+        search.stage.forget()
     return {"scenario": chosen[0]["scenario"], "dialect": dialect, "tasks": len(chosen), "budget": budget, "seed": seed,
             **report(searches, raw), "seconds": round(perf_counter() - start, 1)}
 

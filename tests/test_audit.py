@@ -1,4 +1,5 @@
 "The adversary finds holes that it was not told of, reports only what can be played again, and is the same for a seed."
+import ast
 import json
 import os
 import random
@@ -23,7 +24,10 @@ from atlas_rlvr.audit import (
     described,
     gold_program,
     named_reward,
+    run_search,
     short_programs,
+    shrink,
+    simpler,
     stored_rows,
 )
 from atlas_rlvr.environments import DIALECTS, run_calls
@@ -197,6 +201,47 @@ def test_the_bars_of_the_audited_set_on_every_task(scenario, dialect):
 def test_the_raw_value_of_a_near_miss_is_above_giving_up(scenario):
     found = audit(named_reward("audited", "raw"), first(scenario), 600)
     assert found["discouraged"]["gain"] == 0.0, found["discouraged"]
+
+
+# The search itself
+
+
+def test_nothing_in_the_search_knows_a_reward():
+    tree = ast.parse((ROOT / "atlas_rlvr/audit.py").read_text(encoding="utf-8"))
+    taken = [alias.name for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and node.module == "rewards"
+             for alias in node.names]
+    users = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)
+             and {name.id for name in ast.walk(node) if isinstance(name, ast.Name)} & {"score", "reward_set"}}
+    assert sorted(taken) == ["reward_set", "score"] and users == {"named_reward", "reward", "is_current", "audit_file"}
+
+
+@EACH
+def test_no_exploit_can_be_made_simpler(scenario):
+    search = Search(named_reward("paper"), first(scenario)[0])
+    run_search(search, 500)
+    for kind in ("goal", *HARMS):
+        for reward, _, program in sorted(search.best[kind].values(), reverse=True)[:2]:
+            short = shrink(search, program, kind)
+            outcome = search.attempt(short)
+            assert kind in outcome.faults and outcome.reward >= reward and len(short) <= len(program)
+            others = map(search.attempt, simpler(short, search.grammar.gold))
+            assert not [other for other in others if kind in other.faults and other.reward >= reward]
+
+
+def winding(task, trace, state):
+    "A sixth each for up to three page reads, up to two pages of other titles, and a refused call."
+    titles = {call.arguments["title"] for call in served(trace, "create_page")} - {task["gold"]["title"]}
+    refused = any(call.outcome == "api_error" for call in trace)
+    return (min(len(served(trace, "get_page")), 3) + min(len(titles), 2) + refused) / 6
+
+
+def test_breeding_finds_what_order_does_not():
+    search = Search(winding, first("page")[0])
+    for program in islice(short_programs(search.grammar, search.rng), 3000):
+        search.attempt(program)
+    ordered = max(outcome.reward for outcome in search.tried.values())
+    found = audit(winding, first("page"), 3000)["faults"]["goal"]
+    assert ordered < found["reward"] == 1.0 and len(found["exploits"][0]["calls"]) == 6
 
 
 # What is played is what the environment and the oracle say
