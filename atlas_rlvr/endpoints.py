@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['ROUTER', 'TEMPERATURE', 'TOKENS', 'STOPS', 'AGAIN', 'NO_ROOM', 'LONGEST', 'Endpoint', 'is_local', 'token_name',
            'token', 'redact', 'read_options', 'find_endpoint', 'scripted_server', 'chat_response', 'Refused',
-           'Unavailable', 'said', 'retry_after', 'failure', 'read_response', 'with_retries', 'Answer', 'make_client',
-           'Connection', 'request_fields', 'to_wire', 'send', 'new_tally', 'provider_of', 'tally_calls', 'tally_usage',
-           'ask', 'endpoint_policy', 'probe']
+           'Unavailable', 'said', 'retry_after', 'Answer', 'failure', 'read_response', 'with_retries', 'make_client',
+           'Connection', 'request_fields', 'to_wire', 'send', 'new_tally', 'tally_calls', 'tally_usage', 'ask',
+           'endpoint_policy', 'probe']
 
 # %% ../nbs/21_endpoints.ipynb #3d160bd8
 import json
@@ -241,43 +241,54 @@ def retry_after(value: str | None, now: datetime | None = None) -> float | None:
     at = at if at.tzinfo else at.replace(tzinfo=UTC)
     return max(0.0, (at - (now or datetime.now(UTC))).total_seconds())
 
-# %% ../nbs/21_endpoints.ipynb #a9dcb76f
-def failure(endpoint: Endpoint, status: int, text: str, wait: float | None = None) -> Exception:
+# %% ../nbs/21_endpoints.ipynb #5a009d95
+class Answer(Exception):
+    "What came back, whatever it is; raised to pass the client's own reader."
+
+    def __init__(self, status: int, headers: dict, text: str):
+        super().__init__(status)
+        self.status, self.text = status, redact(text)
+        named = {name.lower(): value for name, value in headers.items()}
+        self.wait = retry_after(named.get("retry-after"))
+        self.provider = redact(named.get("x-inference-provider", ""))[:80]
+
+# %% ../nbs/21_endpoints.ipynb #731c69fc
+def failure(endpoint: Endpoint, answer: Answer, status: int) -> Exception:  # status: of the answer, or inside it
     "The exception that an answer without a message amounts to."
-    words = said(text)
+    words, provider = said(answer.text), endpoint.provider or answer.provider
     start = f"{endpoint.host} answered {status}" + (f" ({words})" if words else "")
-    if status == 400 and re.search(r"model_not_supported|not supported by any provider", text):
+    if status == 400 and re.search(r"model_not_supported|not supported by any provider", answer.text):
         return Refused(f"{start}: no enabled provider serves `{endpoint.asked}`; choose another with `-p model` or "
                        "`-p provider`, or serve it yourself and give its address as `-p endpoint`")
     if status in STOPS:
         known = {"token": token_name(endpoint), "model": endpoint.asked,
-                 "provider": f"provider `{endpoint.provider}`" if endpoint.provider else "the provider that was chosen"}
+                 "provider": f"provider `{provider}`" if provider else "the provider that was chosen"}
         return Refused(f"{start}: {STOPS[status].format(**known)}")
     if status in AGAIN or status >= 500 or status < 400:
-        return Unavailable(start, wait)
+        return Unavailable(start, answer.wait)
     return ValueError(start)
 
-# %% ../nbs/21_endpoints.ipynb #ac4399f4
+# %% ../nbs/21_endpoints.ipynb #ede3d44b
 NO_ROOM = re.compile(r"context.?(length|window)|too (long|many tokens)|prompt is longer", re.IGNORECASE)
 
 
-def read_response(endpoint: Endpoint, status: int, text: str, wait: float | None = None) -> dict | None:
+def read_response(endpoint: Endpoint, answer: Answer) -> dict | None:
     "The parsed answer of a chat request, None where there was no room; raises what `failure` makes of the rest."
     try:
-        data = json.loads(text)
+        data = json.loads(answer.text)
     except (ValueError, RecursionError):
         data = None
     data = data if isinstance(data, dict) else {}
     choices = data.get("choices") if isinstance(data.get("choices"), list) else []
     choice = choices[0] if choices and isinstance(choices[0], dict) else {}
     broken = choice.get("finish_reason") in ("error", "content_filter")
-    if status == 200 and isinstance(choice.get("message"), dict) and not broken:
+    if answer.status == 200 and isinstance(choice.get("message"), dict) and not broken:
         return data
-    if status in (400, 413) and NO_ROOM.search(text):
+    if answer.status in (400, 413) and NO_ROOM.search(answer.text):
         return None
     error = data.get("error") if isinstance(data.get("error"), dict) else {}
-    inner = error.get("code") if status == 200 and type(error.get("code")) is int else status
-    raise failure(endpoint, inner, text, wait)
+    inside = answer.status == 200 and type(error.get("code")) is int
+    raise failure(endpoint, answer, error["code"] if inside else answer.status)
 
 # %% ../nbs/21_endpoints.ipynb #800289a8
 LONGEST = 600.0  # seconds; a server that asks for more is given up
@@ -297,15 +308,7 @@ def with_retries(policy: Callable, attempts: int = 5, wait: float = 1.0, pause: 
                 pause(seconds)
     return patient
 
-# %% ../nbs/21_endpoints.ipynb #fea41cbf
-class Answer(Exception):
-    "What came back, whatever it is; raised to pass the client's reader."
-
-    def __init__(self, status: int, headers: dict, text: str):
-        super().__init__(status)
-        self.status, self.headers, self.text = status, headers, text
-
-
+# %% ../nbs/21_endpoints.ipynb #5ab134df
 def make_client(endpoint: Endpoint):
     "An `InferenceClient` that sends one request a call and raises `Answer`."
     from huggingface_hub import InferenceClient, get_session
@@ -315,7 +318,7 @@ def make_client(endpoint: Endpoint):
         def _inner_post(self, request_parameters, *, stream=False):
             sent = {"json": request_parameters.json, "headers": request_parameters.headers}
             answer = session.post(request_parameters.url, **sent)
-            raise Answer(answer.status_code, dict(answer.headers), redact(answer.text))
+            raise Answer(answer.status_code, dict(answer.headers), answer.text)
     return Client(base_url=endpoint.url, token=token(endpoint) or "none")  # an empty one would be looked up
 
 # %% ../nbs/21_endpoints.ipynb #26cc4c27
@@ -379,16 +382,11 @@ def send(connection: Connection, messages: list[dict], tools: list[dict], temper
         text = f"{connection.endpoint.host}: {type(error).__name__}, {redact(str(error))[:160]}"
         raise Unavailable(text) from None
 
-# %% ../nbs/21_endpoints.ipynb #55cf03bc
+# %% ../nbs/21_endpoints.ipynb #09c8c1ce
 def new_tally() -> dict:
     names = ("requests", "replies", "structured", "text", "calls", "repaired", "malformed_calls", "truncated_calls",
              "prompt_tokens", "completion_tokens")
     return dict.fromkeys(names, 0) | {"seconds": 0.0, "providers": {}}
-
-
-def provider_of(answer: Answer, data: dict) -> str:  # "unnamed" where neither says it
-    headers = {name.lower(): value for name, value in answer.headers.items()}
-    return redact(str(headers.get("x-inference-provider") or data.get("provider") or "unnamed"))[:80]
 
 
 def tally_calls(tally: dict, message: dict):
@@ -401,7 +399,7 @@ def tally_calls(tally: dict, message: dict):
     for outcome in ("malformed", "truncated"):
         tally[f"{outcome}_calls"] += sum(call.outcome == outcome for call in calls)
 
-# %% ../nbs/21_endpoints.ipynb #9f5ed0e2
+# %% ../nbs/21_endpoints.ipynb #b3d06aaf
 def tally_usage(tally: dict, data: dict, provider: str):
     "Count a reply, its tokens and its provider."
     usage = data.get("usage") if isinstance(data.get("usage"), dict) else {}
@@ -419,12 +417,11 @@ def ask(connection: Connection, tools: list[dict], tally: dict, messages: list[d
         answer = send(connection, messages, tools, temperature)
     finally:
         tally["seconds"] = round(tally["seconds"] + time.perf_counter() - start, 3)
-    wait = retry_after({name.lower(): value for name, value in answer.headers.items()}.get("retry-after"))
-    data = read_response(connection.endpoint, answer.status, answer.text, wait)
+    data = read_response(connection.endpoint, answer)
     if data is None:
         return None
     message = from_response(data, connection.endpoint.max_tokens)
-    tally_usage(tally, data, provider_of(answer, data))
+    tally_usage(tally, data, answer.provider or str(data.get("provider") or "unnamed"))
     tally_calls(tally, message)
     return message
 

@@ -26,6 +26,7 @@ from atlas_rlvr.baselines import PARTS, call_message, connect, hashes, play_remo
 from atlas_rlvr.endpoints import (
     ROUTER,
     STOPS,
+    Answer,
     Connection,
     Endpoint,
     Refused,
@@ -428,7 +429,7 @@ def test_it_stops_at_once_and_keeps_what_is_finished(case, width, tmp_path, caps
 
 def test_every_stopping_status_names_the_pinned_provider_or_the_setting():
     for status, sentence in STOPS.items():
-        error = endpoints.failure(Endpoint(ROUTER, "m", "together"), status, "")
+        error = endpoints.failure(Endpoint(ROUTER, "m", "together"), Answer(status, {}, ""), status)
         assert isinstance(error, Refused) and str(error).startswith(f"router.huggingface.co answered {status}: ")
         assert re.search(r"HF_TOKEN|`together`|`-p |`m:together`|add credit", str(error)), sentence
 
@@ -441,6 +442,13 @@ def test_a_cap_on_requests(tmp_path, capsys):
             play_remote(connection, tasks, 1, Recorder(tmp_path), RUN, 1)
         assert len(log) == 10 and len(read_lines(tmp_path / "rollouts.jsonl")) == 2  # the probe, 4, 4, and one begun
         assert len(play_remote(Connection(Endpoint(url, "scripted")), tasks, 1, Recorder(tmp_path), RUN)) == 8
+
+
+def test_f01_the_provider_that_refused_is_named(tmp_path):
+    def answer(body):
+        return 422, {"x-inference-provider": "cheapo"}, STOPPING["F01-422"][1]
+    with pytest.raises(Refused, match="provider `cheapo` does not take these requests; choose one that takes tools"):
+        play(answer, tmp_path, probed=False)
 
 
 # The probe
@@ -871,4 +879,4 @@ def test_a_policy_can_be_used_alone():
         policy = endpoint_policy(connect(url, "scripted"), tool_schemas("subtask"), new_tally())
         talk, outcome = baselines.run_episode(policy, baselines.task_env(SUBTASK), messages(SUBTASK), tool_schemas("subtask"))
     assert outcome == "ended" and score("subtask", baselines.build_trace(talk), SUBTASK["gold"]).reward == 1.0
-    assert read_response(Endpoint(ROUTER, "m"), 200, json.dumps(PROBED)) == PROBED
+    assert read_response(Endpoint(ROUTER, "m"), Answer(200, {}, json.dumps(PROBED))) == PROBED
