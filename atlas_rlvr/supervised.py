@@ -6,15 +6,16 @@
 __all__ = ['SAMPLES', 'SOURCES', 'RATES', 'BATCH', 'ACCUMULATE', 'SAVE_EVERY', 'BUDGETS', 'EIGHT', 'RUNGS', 'PROMPTS',
            'conversation', 'gold_demonstration', 'signature', 'successes', 'counts', 'check_examples', 'Imitation',
            'kept_state', 'plan_imitation', 'sample_own', 'own_examples', 'gold_examples', 'template_tokens', 'Spending',
-           'spending', 'counting', 'imitation_config', 'imitate', 'carry_out', 'supervise', 'rated', 'climb',
-           'on_prompts']
+           'spending', 'counting', 'imitation_config', 'imitate', 'carry_out', 'supervise', 'budget_of', 'rated',
+           'climb', 'on_prompts']
 
-# %% ../nbs/23_supervised.ipynb #2d3f55b4
+# %% ../nbs/23_supervised.ipynb #a19f4e26
 import json
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
+# %% ../nbs/23_supervised.ipynb #32bae492
 from .environments import tool_schemas, transcript
 from .runs import Recorder, check_choice, finished, read_lines, recover, result_text, set_aside, write_json
 from .scenarios import gold_calls, messages, task_env
@@ -217,7 +218,7 @@ def imitate(run: Imitation, model, tokenizer, examples: list[dict], checkpoint: 
     trainer.remove_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
-# %% ../nbs/23_supervised.ipynb #fe007fd3
+# %% ../nbs/23_supervised.ipynb #c42863ca
 def carry_out(run: Imitation) -> dict:  # what run.json then holds
     "Start a run, or go on from its newest checkpoint."
     checkpoint, start = newest_checkpoint(run.folder), start_checkpoint(run)
@@ -238,7 +239,7 @@ def carry_out(run: Imitation) -> dict:  # what run.json then holds
     minutes = (kept_state(newest_checkpoint(run.folder))["seconds"] + table["seconds"]) / 60
     return write_run(run, "budget", minutes=round(minutes, 2), demonstrations=table)
 
-
+# %% ../nbs/23_supervised.ipynb #13a5661f
 def supervise(scenario: str, source: str, model: str = "auto", seed: int = 0, fresh: bool = False, **changes) -> dict:
     "Supervised training on one scenario; the same call goes on with an interrupted run and shows a finished one."
     run = plan_imitation(scenario, source, choose_model(scenario, model, has_gpu()), seed, **changes)
@@ -253,10 +254,15 @@ def supervise(scenario: str, source: str, model: str = "auto", seed: int = 0, fr
     print_summary({split: result[split] for split in ("train", "held_out")})
     return result
 
-# %% ../nbs/23_supervised.ipynb #b9da0cfa
-BUDGETS = {"embedded": 300_000, "smollm2-135m": 150_000}  # tokens; a larger model 1,000,000
+# %% ../nbs/23_supervised.ipynb #25e49f4d
+BUDGETS = {"embedded": {"page": 200_000, "label": 600_000, "cross": 750_000}}  # tokens, ours; all others 300,000
 EIGHT = {"repeats_train": 8, "repeats_held_out": 8}  # rollouts a task, so that pass^8 can be estimated
 RUNGS = ("grpo", "sft-gold", "sft-own", "sft-gold-grpo", "sft-own-grpo")
+
+
+def budget_of(scenario: str, model: str) -> int:
+    "Tokens that a rung may spend, the same for each."
+    return BUDGETS.get(model, {}).get(scenario, 300_000)
 
 
 def rated(rate: float) -> dict:  # rate: 0 for the recipe's
@@ -269,7 +275,7 @@ def climb(scenario: str, rung: str, model: str = "auto", seed: int = 0, budget: 
     "Train one rung of the ladder at a budget of tokens; 0 stands for the budget and the learning rates of the model."
     check_choice("rung", rung, RUNGS)
     name = choose_model(scenario, model, has_gpu())
-    total = budget or BUDGETS.get(name, 1_000_000)
+    total = budget or budget_of(scenario, name)
     changes = EIGHT | {"max_batches": 10**5} | changes
     source = rung.split("-")[1] if rung.startswith("sft") else None
     if source and not rung.endswith("grpo"):
