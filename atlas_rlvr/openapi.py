@@ -55,21 +55,24 @@ LIBRARY["components"]["schemas"] |= {
         "pupils": {"type": "array", "items": {"$ref": "#/components/schemas/Person"}}}}]},
     "Named": {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}}}}
 
-# %% ../nbs/18a_openapi.ipynb #40f1ba65
+# %% ../nbs/18a_openapi.ipynb #68073000
 def _parse(path: Path) -> dict:
     "JSON, or YAML where the name says so."
     text = path.read_text(encoding="utf-8")
     if path.suffix not in (".yaml", ".yml"):
         return json.loads(text)
     import yaml
-    return yaml.safe_load(text)
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise ValueError(str(error).split("\n")[0]) from None
 
 
 def load_document(source: dict | str | Path) -> dict:  # source: a parsed document, or the path of one
     "An OpenAPI document of version 3.0 or 3.1."
     try:
         document = source if isinstance(source, dict) else _parse(Path(source))
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, TypeError) as error:
         raise ValueError(f"{source}: no document can be read ({error}); give the path of an OpenAPI file") from None
     version = str(document.get("openapi", "")) if isinstance(document, dict) else ""
     if not version.startswith(("3.0", "3.1")):

@@ -125,16 +125,16 @@ def examine(document: dict, name: str) -> dict:  # name: operationId
     return row | {"reason": _reason(gold, idle, total - caught), "planted": dict(total), "caught": dict(caught),
                   "before": len(one.before), "after": len(one.after)}
 
-# %% ../nbs/18d_scale.ipynb #384be833
+# %% ../nbs/18d_scale.ipynb #0cd3b35b
 def _sums(rows: list[dict], member: str) -> dict[str, int]:
     return dict(sorted(sum((Counter(row[member]) for row in rows), Counter()).items()))
 
 
 def survey(source) -> dict:  # a document or its path
     "Counts over every operation of a document."
-    start, document = time.perf_counter(), load_document(source)
+    start, document = time.process_time(), load_document(source)
     rows = [examine(document, name) for name in operations(document)]
-    seconds = time.perf_counter() - start
+    seconds = time.process_time() - start
     writes = [row for row in rows if not row["reads"] and "before" in row]
     return {"operations": len(rows), "seconds_per_hundred": round(100 * seconds / max(1, len(rows)), 2),
             "bite": dict(Counter(row["reason"] for row in rows if row["bites"]).most_common()),
