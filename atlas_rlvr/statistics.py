@@ -6,7 +6,7 @@
 __all__ = ['DRAWS', 'MARK', 'MODES', 'KS', 'rung', 'read', 'load', 'evaluations', 'order', 'keys', 'cells', 'mean', 'grid',
            'resample', 'bootstrap', 'interval', 'row', 'pass_k', 'pass_row', 'named', 'differs', 'expected',
            'wrong_entity', 'modes', 'mode_row', 'mode_table', 'by_task', 'paired_draws', 'sign_flips', 'compare',
-           'holm', 'supported', 'sentence', 'claims', 'table', 'price', 'ladder']
+           'holm', 'supported', 'sentence', 'claims', 'table', 'minutes', 'price', 'ladder']
 
 # %% ../nbs/24_statistics.ipynb #fc1ff7e0
 from itertools import product
@@ -15,9 +15,9 @@ from pathlib import Path
 
 import numpy as np
 
-# %% ../nbs/24_statistics.ipynb #78172bae
+# %% ../nbs/24_statistics.ipynb #eeca8e35
 from .results import CLASSES, NEEDED, SLOTS, failure_classes, from_root, pick, slot_fault, trace, writes
-from .runs import read_lines, read_rollouts, read_run, record_key
+from .runs import read_lines, read_rollouts, read_run, record_key, run_folder
 from .scenarios import SCENARIOS, find_task
 
 # %% ../nbs/24_statistics.ipynb #2b7debb6
@@ -277,12 +277,19 @@ def table(records: list[dict]) -> list[dict]:
         rows.append(key | row(own) | {f"pass^{k}": pass_row(own, k)["pass"] for k in KS})
     return rows
 
-# %% ../nbs/24_statistics.ipynb #530c103d
+# %% ../nbs/24_statistics.ipynb #56f9b281
+def minutes(run: dict) -> float:  # the content of run.json
+    "Minutes of a run and of the one that it started from."
+    start = run.get("config", {}).get("start")
+    first = read_run(run_folder(run["scenario"], run["model"], run["seed"], variant=start)) if start else {}
+    return run["minutes"] + first.get("minutes", 0.0)
+
+
 def price(folders: list[Path], rung_name: str, scenario: str, model: str) -> dict:
     "Mean tokens and minutes of the finished runs of a rung; nothing is spent on a prompted policy."
     runs = [run for folder in folders if (run := read_run(from_root(folder))).get("scenario") == scenario]
     own = [run for run in runs if run["model"] == model and rung(run["variant"]) == rung_name]
-    spent = [(run["tokens"]["used"], run["minutes"]) for run in own]
+    spent = [(run["tokens"]["used"], minutes(run)) for run in own]
     return dict(zip(("tokens", "minutes"), np.mean(spent, axis=0).tolist() if spent else (0.0, 0.0)))
 
 

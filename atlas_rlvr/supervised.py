@@ -52,8 +52,8 @@ def gold_demonstration(task: dict) -> dict:
     "The gold calls, one a turn, and their answers."
     return conversation(task, transcript(task_env(task), gold_calls(task)))
 
-# %% ../nbs/23_supervised.ipynb #46eab780
-SAMPLES = 200  # rollouts in all, ours: 25 of each of eight prompts
+# %% ../nbs/23_supervised.ipynb #ed9cdd25
+SAMPLES = {"smollm2-135m": 160}  # rollouts in all, ours; other models 400, 50 of each of eight prompts
 
 
 def signature(record: dict) -> str:
@@ -114,10 +114,11 @@ def plan_imitation(scenario: str, source: str, model: str, seed: int, **changes)
         raise ValueError("a supervised run ends when its tokens are spent; give it a `token_budget`")
     return Imitation(**vars(run), source=source)
 
-# %% ../nbs/23_supervised.ipynb #c57d7ed8
+# %% ../nbs/23_supervised.ipynb #fa20c8e0
 def sample_own(run: Imitation, model, tokenizer, recorder: Recorder) -> list[dict]:
     "Records of `SAMPLES` rollouts of the training prompts at temperature 1.0, as many of each."
-    rows = evaluation_rows(run.tasks, max(1, SAMPLES // len(run.tasks)), "sampled", 1.0)
+    repeats = max(1, SAMPLES.get(run.model, 400) // len(run.tasks))
+    rows = evaluation_rows(run.tasks, repeats, "sampled", 1.0)
     found = [r for r in read_lines(recorder.rollouts) if r["phase"] == "sampled"]
     return found if len(found) == len(rows) else evaluate(run, model, tokenizer, rows, recorder)
 

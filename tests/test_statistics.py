@@ -278,7 +278,8 @@ def runs(tmp_path, monkeypatch):
                  for i in range(1, 5)]
         (folder / "rollouts.jsonl").write_text("".join(json.dumps({k: v for k, v in line.items() if k != "rung"}) + "\n" for line in lines))
         write_json(folder / "run.json", {"scenario": "subtask", "model": "m", "seed": 0, "variant": variant, "minutes": 2.0,
-                                         "tokens": {"used": tokens}})
+                                         "tokens": {"used": tokens},
+                                         "config": {"start": "sft-gold-t150" if variant.startswith("from-") else ""}})
         folders.append(folder)
     return folders
 
@@ -288,6 +289,7 @@ def test_run_folders_give_the_ladder(runs):
     assert {name: (row["mean"], row["rollouts"], row["tokens"]) for name, row in rows.items()} == {
         "prompted": (pytest.approx(0.1), 4, 0.0), "GRPO": (0.5, 4, 300.0), "SFT gold t150": (pytest.approx(0.7), 4, 150.0),
         "SFT gold t150 + GRPO t300": (1.0, 4, 310.0)}
+    assert [row["minutes"] for row in rows.values()] == [0.0, 2.0, 2.0, 4.0]  # the last began where the third ended
     assert next(iter(rows)) == "prompted"
 
 

@@ -98,7 +98,7 @@ def test_the_mask_is_the_one_of_the_trainer(project, tokenizer):  # noqa: F811
 def place(project, monkeypatch):  # noqa: F811
     "The empty project, where the tiny policy is also what gets imitated."
     monkeypatch.setattr(S, "load_model", T.load_model)
-    monkeypatch.setattr(S, "SAMPLES", 32)
+    monkeypatch.setattr(S, "SAMPLES", {"embedded": 32})
     return project
 
 
