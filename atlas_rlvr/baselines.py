@@ -8,7 +8,7 @@ __all__ = ['MAX_TURNS', 'REPEATS', 'SOURCE', 'PARTS', 'episode', 'run_episodes',
            'load_local', 'report_line', 'play_tasks', 'check_source', 'run_baseline', 'hashes', 'in_order', 'connect',
            'source', 'play_remote', 'run_endpoint', 'outcome_table', 'service_table']
 
-# %% ../nbs/04_baselines.ipynb #d2cc4c61
+# %% ../nbs/04_baselines.ipynb #3f56825b
 import ast
 import json
 from collections import Counter, deque
@@ -17,12 +17,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache, partial
 from hashlib import sha256
 from importlib.resources import files
+from pathlib import Path
 from statistics import fmean
 
-# %% ../nbs/04_baselines.ipynb #aab6201e
+# %% ../nbs/04_baselines.ipynb #e4dd97f7
 from . import audited  # noqa: F401 (it registers its reward set)
 from .endpoints import TEMPERATURE, Connection, Refused, endpoint_policy, find_endpoint, new_tally, probe
-from .environments import execute, tool_schemas
+from .environments import tool_schemas
 from .faults import check_faults, faulty_env, rollout_plan, under_faults
 from .rewards import REWARD_HASH, REWARD_SETS, score, score_task
 from atlas_rlvr.runs import (
@@ -34,6 +35,7 @@ from atlas_rlvr.runs import (
     resolve_model,
     run_folder,
     split_lines,
+    write_json,
 )
 from .scenarios import check_scenario, load_tasks, messages, system_prompt, task_env
 
@@ -51,14 +53,20 @@ from atlas_rlvr.tool_calls import (
     unknown_tool_answer,
 )
 
-# %% ../nbs/04_baselines.ipynb #528b575a
+# %% ../nbs/04_baselines.ipynb #8e284fe9
 MAX_TURNS = 25  # paper, Section 6.1; for TRL: 24 rounds of calls and a last turn
 
 
 def _answer(env, call: Call, known: set[str]) -> dict:
     "The tool message of one call."
-    content = execute(env, call.name, call.arguments) if call.name in known else unknown_tool_answer(call.name)
+    content = env._send(call.name, call.arguments) if call.name in known else unknown_tool_answer(call.name)
     return {"role": "tool", "tool_call_id": call.id, "name": call.name, "content": content}
+
+
+def _said(user: Callable | None, message: dict) -> list[dict]:  # user: text → text, or None where there is nothing to say
+    "What the user answers to a turn without calls."
+    answer = user(message["content"]) if user and message.get("finish_reason") != "length" else None
+    return [] if answer is None else [{"role": "user", "content": answer}]
 
 
 def _without_answers(talk: list[dict]) -> list[dict]:
@@ -66,8 +74,9 @@ def _without_answers(talk: list[dict]) -> list[dict]:
     end = max((i for i, message in enumerate(talk) if message["role"] == "assistant"), default=len(talk) - 1)
     return talk[:end + 1]
 
-# %% ../nbs/04_baselines.ipynb #dec71693
-def episode(env, start: list[dict], tools: list[dict], max_turns: int = MAX_TURNS) -> Generator:
+# %% ../nbs/04_baselines.ipynb #229284f9
+def episode(env, start: list[dict], tools: list[dict], max_turns: int = MAX_TURNS,
+            user: Callable | None = None) -> Generator:
     "Yields the conversation, takes a message (None: no room for one), returns (messages, outcome)."
     talk, known, cut = list(start), {tool["function"]["name"] for tool in tools}, False
     for turn in range(max_turns):
@@ -78,9 +87,11 @@ def episode(env, start: list[dict], tools: list[dict], max_turns: int = MAX_TURN
         message = normalise(reply, turn)
         calls, cut = parse_message(message, turn), message.get("finish_reason") == "length"
         talk.append(message)
-        if not calls or turn == max_turns - 1 or any(call.outcome != RUNNABLE for call in calls):
+        ends = turn == max_turns - 1 or any(call.outcome != RUNNABLE for call in calls)
+        answers = [] if ends else [_answer(env, call, known) for call in calls] or _said(user, message)
+        if not answers:
             break
-        talk += [_answer(env, call, known) for call in calls]
+        talk += answers
     return talk, rollout_outcome(talk, build_trace(talk), cut, max_turns)
 
 # %% ../nbs/04_baselines.ipynb #e3cb996a
@@ -299,16 +310,25 @@ def check_source(recorder: Recorder, run: dict):
             raise ValueError(f"the folder {recorder.rollouts.parent.name} holds rollouts of this model with another "
                              f"{other[0]}; give this run another seed, or move the folder away")
 
-# %% ../nbs/04_baselines.ipynb #09a0ded2
+# %% ../nbs/04_baselines.ipynb #edaca969
+def _folder(scenario: str, model: str, seed: int, faults: str) -> Path:
+    "The run's folder; where there are faults it says so, since its rollouts are not the paper's."
+    variant = faults.replace(":", "-")
+    folder = run_folder(scenario, model, seed, variant=variant)
+    if variant and not (folder / "run.json").exists():
+        write_json(folder / "run.json", {"variant": variant})
+    return folder
+
+# %% ../nbs/04_baselines.ipynb #288018f9
 def run_baseline(scenario: str, model: str, seed: int = 0, split: str = "train", repeats: int | None = None,
                  faults: str = "") -> list:  # faults: a profile, with a seed if you like, such as `lost_response:3`
     "Records of a local model on a split, in input order, written to the run's folder; a second call goes on."
     model = resolve_model(model, check_scenario(scenario))
     check_model(model, only=False)
+    folder = _folder(scenario, model, seed, check_faults(faults))
     network, tokenizer, values = load_local(model, scenario)
     budget = values["max_completion_length"]
     policy = partial(batch_policy, network, tokenizer, tool_schemas(scenario), budget, TEMPERATURE)
-    folder = run_folder(scenario, model, seed, variant=check_faults(faults).replace(":", "-"))
     recover(folder)
     recorder = Recorder(folder)
     check_source(recorder, {})
