@@ -68,7 +68,7 @@ def objection(code: str) -> str | None:  # None: it may be evaluated
             return f"`{refused[0]}` is not allowed; there are only {', '.join(IMPORTS)}."
     return None
 
-# %% ../nbs/22a_repl.ipynb #bbe8e808
+# %% ../nbs/22a_repl.ipynb #03d1eb92
 MEMORY = 256 * 2**20  # bytes beyond those of the interpreter itself
 SECONDS, LONGEST = 2.0, 60.0  # of processor time; of waiting for it on a busy machine
 OUTPUT, LINE = 4000, 2**20  # characters shown to the policy; bytes of a message of the child
@@ -88,7 +88,8 @@ def confine(memory: int = MEMORY):
     size = {"RLIMIT_AS": int(pages.read_text().split()[0]) * resource.getpagesize() + memory} if pages.exists() else {}
     os.chdir("/")
     os.environ.clear()
-    for name, value in (size | dict.fromkeys(["RLIMIT_FSIZE", "RLIMIT_CORE", "RLIMIT_NPROC", "RLIMIT_NOFILE"], 0)).items():
+    none = dict.fromkeys(("RLIMIT_FSIZE", "RLIMIT_CORE", "RLIMIT_NPROC", "RLIMIT_NOFILE"), 0)
+    for name, value in (size | none).items():
         resource.setrlimit(getattr(resource, name), (value, value))
     sys.addaudithook(_audit)
 
@@ -176,7 +177,7 @@ def _session(channel: socket.socket):
     while True:
         _write(channel, interpret(_read(lines)["code"], tools, functions, state))
 
-# %% ../nbs/22a_repl.ipynb #edae4eef
+# %% ../nbs/22a_repl.ipynb #6ea8eaaf
 def host(descriptor: int):
     "Fork a session for each socket that arrives; the main function of the host process."
     import smolagents.local_python_executor as interpreter
@@ -200,10 +201,10 @@ STARTING = threading.Lock()
 def _host() -> tuple:  # (its process, the socket that it listens to)
     ours, theirs = socket.socketpair()
     paths = json.dumps([str(Path(path).resolve()) for path in sys.path])
-    code = "import sys, json; sys.path[:] = json.loads(sys.argv[1]); from atlas_rlvr.repl import host; host(int(sys.argv[2]))"
+    code = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from atlas_rlvr import repl; repl.host(int(sys.argv[2]))"
     process = subprocess.Popen([sys.executable, "-c", code, paths, str(theirs.fileno())], pass_fds=[theirs.fileno()],
                                env={"PYTHONHASHSEED": "0", "HF_HUB_OFFLINE": "1"}, stdin=subprocess.DEVNULL,
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
     theirs.close()
     return process, ours
 
@@ -232,8 +233,9 @@ def _open_channel() -> socket.socket:
     theirs.close()
     return ours
 
-# %% ../nbs/22a_repl.ipynb #8c0918dc
-STOPPED = f"The code was stopped, and its variables are gone: it may use {SECONDS:.0f} seconds and {MEMORY // 2**20} MB."
+# %% ../nbs/22a_repl.ipynb #0be13f90
+STOPPED = (f"The code was stopped, and its variables are gone: it may use {SECONDS:.0f} seconds and "
+           f"{MEMORY // 2**20} MB.")
 
 
 class Repl:
@@ -250,8 +252,12 @@ class Repl:
         self.channel = _open_channel()
         self.channel.settimeout(10 * LONGEST)  # the first one waits for the host's imports
         self.lines = self.channel.makefile("rb")
-        _write(self.channel, {"tools": self.tools})
-        self.pid = _read(self.lines)["pid"]
+        try:
+            _write(self.channel, {"tools": self.tools})
+            self.pid = _read(self.lines)["pid"]
+        except (EOFError, OSError):
+            self.close()
+            raise RuntimeError("the interpreter did not start; `python -c 'import smolagents'` says why") from None
 
     def close(self):
         "Hang up; a child that waits for us ends."

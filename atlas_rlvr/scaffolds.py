@@ -9,7 +9,7 @@ __all__ = ['SCAFFOLDS', 'LABEL', 'FENCE', 'DONE', 'STEP', 'CODE', 'PATIENCE', 'T
            'form_counts', 'format_rate', 'refusal', 'scaffold_table', 'form_line', 'local_policy', 'remote_policy',
            'play_apart', 'run_scaffold']
 
-# %% ../nbs/22_scaffolds.ipynb #bd3bbd0c
+# %% ../nbs/22_scaffolds.ipynb #1d6e456f
 import json
 import re
 from collections.abc import Callable, Generator
@@ -18,6 +18,7 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
+# %% ../nbs/22_scaffolds.ipynb #f4306050
 from atlas_rlvr.baselines import (
     MAX_TURNS,
     REPEATS,
@@ -35,6 +36,8 @@ from atlas_rlvr.baselines import (
     run_episodes,
     source,
 )
+
+# %% ../nbs/22_scaffolds.ipynb #36dea178
 from .endpoints import TEMPERATURE, Connection, endpoint_policy, new_tally
 from .environments import tool_schemas
 from .repl import Repl, check_repl, run_code
@@ -353,13 +356,14 @@ def local_policy(network, tokenizer, budget: int, seed: int) -> Callable:
                 for talk, reply in zip(talks, many(talks), strict=True)]
     return policy
 
-# %% ../nbs/22_scaffolds.ipynb #b5915fd4
+# %% ../nbs/22_scaffolds.ipynb #413a77ae
 def remote_policy(connection: Connection) -> Callable:
     "A policy for `run_episodes` that asks an endpoint for text."
     def reply(talk: list[dict]) -> dict | None:
         tally = new_tally()
         message = endpoint_policy(connection, None, tally)(talk)
-        return message and message | {"usage": {name: tally[name] or None for name in ("prompt_tokens", "completion_tokens")}}
+        usage = {name: tally[name] or None for name in ("prompt_tokens", "completion_tokens")}
+        return message and message | {"usage": usage}
     return lambda talks: [reply(talk) for talk in talks]
 
 
@@ -368,13 +372,14 @@ def play_apart(scaffold: str, connection: Connection, jobs: list[tuple], policy:
     with ThreadPoolExecutor(len(jobs)) as pool, connection:
         return [record for [record] in pool.map(lambda job: play_chunk(scaffold, [job], policy, run), jobs)]
 
-# %% ../nbs/22_scaffolds.ipynb #c8d8e289
+# %% ../nbs/22_scaffolds.ipynb #0c688a55
 def _run(scaffold: str, scenario: str, model: str | Connection, name: str, seed: int) -> dict:
     "The fields that all records of a run share."
     text = json.dumps([SCAFFOLDS[scaffold], scaffold_prompt(scaffold, scenario)])
     where = source(model, scenario) if isinstance(model, Connection) else {}
     prompt = {"scaffold": sha256(text.encode()).hexdigest()[:16]}
-    return {"model": f"{name}+{scaffold}", "seed": seed, "scaffold": scaffold, **where, "hashes": hashes(scenario) | prompt}
+    own = {"model": f"{name}+{scaffold}", "seed": seed, "scaffold": scaffold}
+    return own | where | {"hashes": hashes(scenario) | prompt}
 
 
 def _recorder(folder: Path, run: dict, scenario: str) -> Recorder:
@@ -397,9 +402,9 @@ def _players(scaffold: str, scenario: str, model: str | Connection, name: str, w
     policy = partial(local_policy, network, tokenizer, values["max_completion_length"])
     return policy, values["eval_batch_size"], partial(play_chunk, scaffold)
 
-# %% ../nbs/22_scaffolds.ipynb #ee1aaf54
+# %% ../nbs/22_scaffolds.ipynb #8f501e48
 def run_scaffold(scaffold: str, scenario: str, model: str | Connection, seed: int = 0, split: str = "train",
-                 repeats: int | None = None, width: int = 4) -> list[dict]:  # width: rollouts an endpoint is asked for at once
+                 repeats: int | None = None, width: int = 4) -> list[dict]:  # width: rollouts asked for side by side
     "Records of a model under a scaffold, written to the run's folder; a second call goes on."
     scaffold_prompt(scaffold, check_scenario(scenario))  # there are both
     if scaffold == "repl":

@@ -273,3 +273,11 @@ def test_what_is_missing_is_said(module, attribute, value, words, monkeypatch):
 @pytest.mark.parametrize("code", ["x = 1", "def f(a, *b, **c): return a", "f(x=1)", "[x for x in y if x]", "lambda: 1"])
 def test_there_is_no_objection_to_plain_code(code):
     assert objection(code) is None
+
+
+def test_an_interpreter_that_does_not_start_is_said(monkeypatch):
+    ours, theirs = socket.socketpair()
+    theirs.close()
+    monkeypatch.setattr(page, "_open_channel", lambda: ours)
+    with pytest.raises(RuntimeError, match="import smolagents"):
+        run_code(Repl(TOOLS), "1", forbidden)
