@@ -1,0 +1,56 @@
+"Every measured number of the README's tables is computed again from the shipped files."
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from atlas_rlvr.train import minutes_to_goal
+
+ROOT = Path(__file__).resolve().parents[1]
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+SUITE = json.loads((ROOT / "results/atlassian_rollouts.json").read_text(encoding="utf-8"))["suite"]["runs"]
+SEEDS = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "results/seeds").glob("*.json"))]
+
+
+def rows(heading):
+    "First cell → cells of the table that begins with a heading's first words."
+    table = README.split(f"| {heading}", 1)[1].split("\n\n", 1)[0].splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in table]
+    return {tuple(row[:1]): row for row in cells} if heading.startswith("`") else cells
+
+
+def short(mean):
+    "Two decimals, three where two would say 1.00 of something less."
+    return f"{mean:.3f}" if mean < 1 and f"{mean:.2f}" == "1.00" else f"{mean:.2f}"
+
+
+def lift(run, split):
+    return f"{short(run[split]['before']['mean'])} → {short(run[split]['after']['mean'])}"
+
+
+@pytest.mark.parametrize("run", SUITE, ids=[run["scenario"] for run in SUITE])
+def test_the_table_of_scenarios(run):
+    row = rows("`-p scenario`")[f"`{run['scenario']}`",]
+    assert row[2:] == [lift(run, "train"), lift(run, "held_out"), f"{run['minutes_to_095']:.1f} min",
+                       f"`{run['stop_reason']}` after {run['batches']} batches, {run['minutes']:.0f} min"]
+
+
+@pytest.mark.parametrize("run", SEEDS, ids=[f"{run['scenario']}-{run['seed']}" for run in SEEDS])
+def test_the_table_of_other_seeds(run):
+    batches, per_epoch = run["batches_seen"], run["config"]["batches_per_epoch"]
+    reached = minutes_to_goal(batches, per_epoch)
+    assert reached == run["minutes_to_095"] and len(batches) == run["batches"]
+    assert round(sum(row["seconds"] for row in batches) / 60, 2) == run["minutes"]
+    row = next(row for row in rows("scenario, seed") if row[0] == f"`{run['scenario']}`, {run['seed']}")
+    assert row[1:] == [lift(run, "train"), lift(run, "held_out"), f"{reached:.1f} min",
+                       f"`{run['stop_reason']}` after {run['batches']} batches, {run['minutes']:.0f} min"]
+
+
+def test_every_seed_has_a_row():
+    assert len(rows("scenario, seed")) == len(SEEDS) >= 3
+
+
+def test_the_notebooks_of_the_table_are_those_of_the_project():
+    named = set(re.findall(r"`(\d\d[a-z]?_\w+)`", README.split("## Read", 1)[1].split("## Regenerate", 1)[0]))
+    assert named == {path.stem for path in (ROOT / "nbs").glob("*.ipynb")}
