@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['IMPORTS', 'MATCH', 'PLAIN', 'ATTRIBUTES', 'FUNCTIONS', 'STATEMENTS', 'MEMORY', 'SECONDS', 'LONGEST', 'OUTPUT', 'LINE',
            'OPERATIONS', 'QUIET', 'STARTING', 'STOPPED', 'objection', 'confine', 'interpret', 'Broken', 'host',
-           'missing', 'check_repl', 'Repl', 'run_code']
+           'missing', 'check_repl', 'Repl', 'open_repl', 'run_code']
 
 # %% ../nbs/22a_repl.ipynb #a6a0950a
 import ast
@@ -177,7 +177,7 @@ def _session(channel: socket.socket):
     while True:
         _write(channel, interpret(_read(lines)["code"], tools, functions, state))
 
-# %% ../nbs/22a_repl.ipynb #6ea8eaaf
+# %% ../nbs/22a_repl.ipynb #f72188fe
 def host(descriptor: int):
     "Fork a session for each socket that arrives; the main function of the host process."
     import smolagents.local_python_executor as interpreter
@@ -201,7 +201,8 @@ STARTING = threading.Lock()
 def _host() -> tuple:  # (its process, the socket that it listens to)
     ours, theirs = socket.socketpair()
     paths = json.dumps([str(Path(path).resolve()) for path in sys.path])
-    code = "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from atlas_rlvr import repl; repl.host(int(sys.argv[2]))"
+    code = ("import json, sys; sys.path[:] = json.loads(sys.argv[1]); "
+            "from atlas_rlvr.repl import host; host(int(sys.argv[2]))")
     process = subprocess.Popen([sys.executable, "-c", code, paths, str(theirs.fileno())], pass_fds=[theirs.fileno()],
                                env={"PYTHONHASHSEED": "0", "HF_HUB_OFFLINE": "1"}, stdin=subprocess.DEVNULL,
                                stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
@@ -233,7 +234,7 @@ def _open_channel() -> socket.socket:
     theirs.close()
     return ours
 
-# %% ../nbs/22a_repl.ipynb #0be13f90
+# %% ../nbs/22a_repl.ipynb #da6ef626
 STOPPED = (f"The code was stopped, and its variables are gone: it may use {SECONDS:.0f} seconds and "
            f"{MEMORY // 2**20} MB.")
 
@@ -247,18 +248,6 @@ class Repl:
         self.tools = {function["name"]: list(function["parameters"]["properties"]) for function in functions}
         self.channel = None
 
-    def open(self):
-        "Start a child."
-        self.channel = _open_channel()
-        self.channel.settimeout(10 * LONGEST)  # the first one waits for the host's imports
-        self.lines = self.channel.makefile("rb")
-        try:
-            _write(self.channel, {"tools": self.tools})
-            self.pid = _read(self.lines)["pid"]
-        except (EOFError, OSError):
-            self.close()
-            raise RuntimeError("the interpreter did not start; `python -c 'import smolagents'` says why") from None
-
     def close(self):
         "Hang up; a child that waits for us ends."
         if self.channel:
@@ -271,11 +260,24 @@ class Repl:
         os.kill(self.pid, signal.SIGKILL)
         self.close()
 
-# %% ../nbs/22a_repl.ipynb #00a91fd5
+# %% ../nbs/22a_repl.ipynb #a0afd440
+def open_repl(repl: Repl):
+    "Start a child for the prompt."
+    repl.channel = _open_channel()
+    repl.channel.settimeout(10 * LONGEST)  # the first one waits for the host's imports
+    repl.lines = repl.channel.makefile("rb")
+    try:
+        _write(repl.channel, {"tools": repl.tools})
+        repl.pid = _read(repl.lines)["pid"]
+    except (EOFError, OSError):
+        repl.close()
+        raise RuntimeError("the interpreter did not start; `python -c 'import smolagents'` says why") from None
+
+# %% ../nbs/22a_repl.ipynb #93abc317
 def run_code(repl: Repl, code: str, call: Callable) -> dict:  # call(name, arguments) → what the tool answers
     "{output, error, final} of a block of code, whose tool calls are made by `call`."
     if repl.channel is None:
-        repl.open()
+        open_repl(repl)
     try:
         return _converse(repl, code, call, time.monotonic() + LONGEST)
     except (TimeoutError, Broken):  # it is silent, or says what it must not
