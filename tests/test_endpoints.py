@@ -571,7 +571,7 @@ def test_a_killed_run_goes_on_where_it_was(tmp_path, monkeypatch):
 
 
 def test_errors_are_asked_for_again(tmp_path, monkeypatch):
-    monkeypatch.setattr(baselines, "run_folder", lambda *names: tmp_path / "run")
+    monkeypatch.setattr(baselines, "run_folder", lambda *names, **more: tmp_path / "run")
     tasks = TASKS["subtask"]
 
     def answer(body):
@@ -860,8 +860,8 @@ def prompt_length():
 
 @pytest.mark.slow
 def test_a_real_server_gives_the_mean_of_the_policy_in_this_process(real_server, tmp_path, monkeypatch):
-    repeats = int(os.environ.get("ATLAS_RLVR_REPEATS", "3"))
-    monkeypatch.setattr(baselines, "run_folder", lambda *names: tmp_path / "here")
+    repeats = int(os.environ.get("ATLAS_RLVR_REPEATS", "5"))
+    monkeypatch.setattr(baselines, "run_folder", lambda *names, **more: tmp_path / "here")
     here = baselines.run_baseline("subtask", "embedded", repeats=repeats)
     there = play_remote(Connection(real_server), load_tasks("subtask"), repeats, Recorder(tmp_path / "there"),
                         {"model": "embedded", "seed": 0}, 1)
