@@ -177,7 +177,7 @@ def _session(channel: socket.socket):
     while True:
         _write(channel, interpret(_read(lines)["code"], tools, functions, state))
 
-# %% ../nbs/22a_repl.ipynb #f72188fe
+# %% ../nbs/22a_repl.ipynb #43b15ab1
 def host(descriptor: int):
     "Fork a session for each socket that arrives; the main function of the host process."
     import smolagents.local_python_executor as interpreter
@@ -193,7 +193,7 @@ def host(descriptor: int):
                 os._exit(0)
         os.close(got[1][0])
 
-
+# %% ../nbs/22a_repl.ipynb #43489662
 STARTING = threading.Lock()
 
 
@@ -273,7 +273,7 @@ def open_repl(repl: Repl):
         repl.close()
         raise RuntimeError("the interpreter did not start; `python -c 'import smolagents'` says why") from None
 
-# %% ../nbs/22a_repl.ipynb #93abc317
+# %% ../nbs/22a_repl.ipynb #a5bd546f
 def run_code(repl: Repl, code: str, call: Callable) -> dict:  # call(name, arguments) → what the tool answers
     "{output, error, final} of a block of code, whose tool calls are made by `call`."
     if repl.channel is None:
@@ -289,7 +289,7 @@ def run_code(repl: Repl, code: str, call: Callable) -> dict:  # call(name, argum
         raise
     return {"output": "", "error": STOPPED, "final": None}
 
-
+# %% ../nbs/22a_repl.ipynb #edf91607
 def _converse(repl: Repl, code: str, call: Callable, deadline: float) -> dict:
     _write(repl.channel, {"code": code})
     while True:
