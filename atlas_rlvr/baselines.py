@@ -208,11 +208,11 @@ def _message(tokenizer, text: str, ids: list[int]) -> dict:  # text: the prompt
     written = tokenizer.decode([token for token in ids if token != tokenizer.eos_token_id])
     return normalise(reopen(text) + written) | ({"finish_reason": "length"} if cut else {})
 
-# %% ../nbs/04_baselines.ipynb #a57c97f6
+# %% ../nbs/04_baselines.ipynb #dd69dbd2
 def batch_policy(model, tokenizer, tools: list[dict], budget: int, temperature: float = TEMPERATURE, seed: int = 0):
     "A policy for `run_episodes`: conversations → messages, None where the budget (tokens) is used up."
     import torch
-    template = prompt_template(tokenizer)
+    template = prompt_template(tokenizer) if tools else tokenizer.chat_template
     torch.manual_seed(seed)
     model.eval()
 
