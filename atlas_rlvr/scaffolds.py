@@ -18,7 +18,7 @@ from functools import partial
 from hashlib import sha256
 from pathlib import Path
 
-# %% ../nbs/22_scaffolds.ipynb #f4306050
+# %% ../nbs/22_scaffolds.ipynb #40ca59f1
 from atlas_rlvr.baselines import (
     MAX_TURNS,
     REPEATS,
@@ -30,7 +30,6 @@ from atlas_rlvr.baselines import (
     load_local,
     outcome_table,
     play_tasks,
-    prompt_template,
     prompt_text,
     rollout_record,
     run_episodes,
@@ -339,7 +338,7 @@ def form_line(records: list[dict], done: int, total: int) -> str:
     errors = sum(record["outcome"] == "error" for record in records)
     return f"{done:4}/{total}  {good} of {turns} turns in form  errors {errors}"
 
-# %% ../nbs/22_scaffolds.ipynb #ec656af6
+# %% ../nbs/22_scaffolds.ipynb #ce9978ab
 def _usage(tokenizer, template: str, talk: list[dict], reply: dict) -> dict:
     "Tokens of one turn; the end-of-turn token counts."
     prompt, text = prompt_text(tokenizer, template, talk, None), written(normalise(reply))
@@ -349,7 +348,9 @@ def _usage(tokenizer, template: str, talk: list[dict], reply: dict) -> dict:
 
 def local_policy(network, tokenizer, budget: int, seed: int) -> Callable:
     "A policy for `run_episodes` that writes text and counts its tokens."
-    many, template = batch_policy(network, tokenizer, None, budget, TEMPERATURE, seed), prompt_template(tokenizer)
+    if not tokenizer.chat_template:
+        raise ValueError("this model has no chat template; choose one that was made to chat")
+    many, template = batch_policy(network, tokenizer, None, budget, TEMPERATURE, seed), tokenizer.chat_template
 
     def policy(talks: list[list[dict]]) -> list[dict | None]:
         return [reply and reply | {"usage": _usage(tokenizer, template, talk, reply)}

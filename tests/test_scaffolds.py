@@ -2,10 +2,12 @@
 import json
 import sys
 from itertools import pairwise
+from types import SimpleNamespace
 
 import pytest
+from conftest import ROOT
 
-from atlas_rlvr import runs, scaffolds
+from atlas_rlvr import baselines, runs, scaffolds
 from atlas_rlvr.baselines import call_message, connect, run_episode, script
 from atlas_rlvr.endpoints import Refused, chat_response, scripted_server
 from atlas_rlvr.environments import tool_schemas
@@ -18,6 +20,7 @@ from atlas_rlvr.scaffolds import (
     costs,
     format_rate,
     in_form,
+    local_policy,
     play_apart,
     play_chunk,
     read_code,
@@ -359,6 +362,25 @@ def test_a_run_of_the_embedded_policy(project, capsys):
     assert all(record["cost"]["generated_tokens"] > 0 < record["cost"]["prompt_tokens"] for record in records)
     assert run_scaffold("react", "subtask", "embedded", repeats=1) == records
     assert "turns in form" in capsys.readouterr().out
+
+
+def test_any_model_that_chats_is_a_policy(monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    tokenizer = transformers.AutoTokenizer.from_pretrained(ROOT / "atlas_rlvr/data/policy")
+    tokenizer.chat_template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
+    turns = iter(in_form("react", RIGHT))
+    monkeypatch.setattr(baselines, "sample", lambda model, tokenizer, prompts, *_: [
+        [*tokenizer(next(turns))["input_ids"], tokenizer.eos_token_id] for _ in prompts])
+    network = SimpleNamespace(eval=lambda: None, config=SimpleNamespace(
+        get_text_config=lambda: SimpleNamespace(max_position_embeddings=10**5)))
+    policy = local_policy(network, tokenizer, 10**4, seed=0)
+    [record] = play_chunk("react", [(SUBTASK, 0)], policy, {"model": "m", "seed": 0})
+    written = [message["content"] for message in record["dialogue"] if message["role"] == "assistant"]
+    assert (record["reward"], written) == (1.0, in_form("react", RIGHT))
+    assert record["cost"]["generated_tokens"] == sum(len(tokenizer(text)["input_ids"]) + 1 for text in written)
+    tokenizer.chat_template = None
+    with pytest.raises(ValueError, match="made to chat"):
+        local_policy(network, tokenizer, 10**4, seed=0)
 
 
 @pytest.mark.parametrize("arguments, words", [(("reakt", "subtask", "embedded"), "did you mean `react`"),
