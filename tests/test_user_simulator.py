@@ -117,7 +117,26 @@ ASKED = [
     ("subtask", "omit", "assignee", "Who should the sub-task be assigned to?", "assignee"),
     ("subtask", "omit", "assignee", "Before I create ‘{summary}’ under the parent issue {parent}, whom should I assign it to?", "assignee"),
     ("subtask", "omit", "assignee", "To whom?", "assignee"),
-    ("subtask", "omit", "assignee", "I need the assignee. What is it?", ""),
+    ("subtask", "omit", "assignee", "I need the assignee. What is it?", "assignee"),
+    ("subtask", "omit", "assignee", "Before creating the sub-task under {parent}, I need to know who it goes to. Could you tell me?", "assignee"),
+    ("subtask", "omit", "assignee", "Who would you like me to assign it to? Please give the account id.", "assignee"),
+    ("subtask", "omit", "assignee", "Could you please specify the assignee for the sub-task '{summary}'?", "assignee"),
+    ("subtask", "omit", "assignee", "I have read the parent issue. How are you?", "parent"),
+    ("subtask", "change", "summary", "Should I create the sub-task with summary ‘{other_summary}’, parent {parent} and assignee {assignee}?", "summary"),
+    ("subtask", "change", "summary", "I will create it under {parent}, assigned to {assignee}. Is that correct?", "confirm"),
+    ("subtask", "change", "summary", "Would you like me to create it under {parent}, assigned to {assignee}?", "confirm"),
+    ("subtask", "change", "parent", "Create ‘{summary}’ under {other_parent}, assigned to {assignee}?", "parent project"),
+    ("subtask", "complete", None, "Should I assign it to {assignee}?", "confirm"),
+    ("page", "omit", "title", "Could you please provide the title for the page you want under page {parentId} in space {spaceId}?", "title"),
+    ("page", "omit", "title", "What should the title and the content be?", "title body"),
+    ("page", "omit", "parentId", "Which parent page should I use, and in which space?", "parentId spaceId"),
+    ("page", "ambiguous", "parentId", "There are two pages named ‘{name}’. Which one should be the parent: {parentId} in {spaceId} or {other_parentId} in {other_spaceId}?", "parentId spaceId"),
+    ("page", "change", "title", "Just to confirm: a page titled '{other_title}' under page {parentId} in space {spaceId}, right?", "title"),
+    ("page", "change", "title", "Does this look good?", "confirm"),
+    ("page", "omit", "parentId", "What are parentId and spaceId?", "parentId spaceId"),
+    ("page", "omit", "parentId", "spaceId?", "spaceId"),
+    ("subtask", "omit", "assignee", "What is the accountId?", "assignee"),
+    ("subtask", "omit", "assignee", "Which issuetype?", "issuetype"),
     ("subtask", "omit", "assignee", "Shall I go ahead?", "confirm"),
     ("subtask", "omit", "assignee", "How are you?", ""),
     ("subtask", "omit", "parent", "Which issue is the parent?", "parent"),
@@ -490,6 +509,25 @@ def test_trls_own_loop_carries_the_question(tmp_path, monkeypatch, tokenizer, sc
         trace = build_trace(seen[task["id"]])
         assert [(c.name, c.arguments, c.status, c.body) for c in trace] == [(c.name, c.arguments, c.status, c.body) for c in ours]
         assert sum(call.name == "ask_user" for call in trace) == bool(task["gold"]["dialogue"]["instead"])
+
+
+@pytest.mark.parametrize("way", U.WAYS)
+def test_a_local_model_plays(tokenizer, way):  # noqa: F811
+    from atlas_rlvr.baselines import batch_policy
+    policy = batch_policy(tiny_model(tokenizer), tokenizer, U.dialogue_tools("page", way), 4000)
+    said = iter(["What is the title?<|im_end|>", "Done.<|im_end|>"])
+
+    def scripted(talks):
+        policy(talks)  # renders and samples
+        return [{"role": "assistant", "content": next(said).removesuffix("<|im_end|>")} for _ in talks]
+    [record] = U.play_dialogues(scripted, [first("page", "omit", "title")], way, model="tiny")
+    assert (record["outcome"], record["turns"]) == ("ended", 2 if way == "chat" else 1)
+
+
+def test_the_table_leaves_errors_out():
+    task = first("page", "omit", "title")
+    record = U.dialogue_record(task, *play(task, U.POLICIES["asks rightly"](task)), "chat")
+    assert U.asking_table([record, record | {"reward": None}]) == {"omit": {"n": 1, "mean": 1, "asked": 1, "needless": 0, "goal": 1}}
 
 
 @pytest.mark.slow
