@@ -88,7 +88,7 @@ def changed(value: dict, path: str, leaf) -> dict:
     name, _, rest = path.partition(".")
     return {**value, name: changed(value[name], rest, leaf) if rest else leaf}
 
-# %% ../nbs/18_synthesis.ipynb #0d7eb49a
+# %% ../nbs/18_synthesis.ipynb #1a1688e2
 @dataclass(frozen=True)
 class Synthesis:
     "What a document says about one operation."
@@ -108,6 +108,11 @@ class Synthesis:
         found = slots(self.gold)
         rest = {path: value for path, value in found.items() if path not in self.operation.names("path")}
         return rest or {path: value for path, value in found.items() if path}
+
+    @property
+    def tool(self) -> dict:
+        "The tool schema with every argument that the document has."
+        return tool_schema(self.document, self.operation)
 
     @property
     def reads(self) -> dict[str, Operation]:

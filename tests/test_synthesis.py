@@ -14,6 +14,7 @@ from jsonschema import Draft4Validator, Draft202012Validator, FormatChecker
 from specs import as_json_schema, published
 
 from atlas_rlvr import agreement, document_scenario, environments, rewards, scale, scenarios, wire
+from atlas_rlvr import train as T
 from atlas_rlvr.environments import SCHEMAS, SITE, run_calls
 from atlas_rlvr.openapi import (
     LIBRARY,
@@ -612,7 +613,7 @@ def pages_document():
 
 @pytest.fixture
 def installed():
-    document_scenario.install_operation(pages_document(), "updatePage", "update", train=6, held_out=4)
+    document_scenario.install_operation(pages_document(), "updatePage", "update", train=8, held_out=4)
     return scenarios.DATA["update"]["tasks"]
 
 
@@ -666,6 +667,28 @@ def test_an_operation_that_the_site_never_accepts_is_named():
     one = synthesise(LIBRARY, "lend", LEND)
     with pytest.raises(Impossible, match="the site accepts no lend"):
         document_scenario.find_gold(one, World(SITE), random.Random(0))
+
+
+def scored(scenario, rewards_name, tasks):
+    "What the training's reward function gives for gold and for silence."
+    run = T.plan_run(scenario, "embedded", 0, rewards=rewards_name, max_completion_length=640)
+    completions = [talk for task in tasks for talk in (environments.transcript(task_env(task), gold_calls(task)), [
+        {"role": "assistant", "content": "Done."}])]
+    ledger = T.Ledger(run)
+    found = ledger.score_rollouts(completions, [json.dumps(task) for task in tasks for _ in range(2)])
+    return found, {record["reward_hash"] for record in ledger.records}
+
+
+def test_training_takes_a_synthesised_set_of_a_scenario_of_the_paper():
+    made = register("own", {"label": agreement.plan_scenario([agreement.OWN], "label")})
+    assert scored("label", "own", load_tasks("label")[:2]) == ([1.0, 0.0] * 2, {made.hash})
+
+
+def test_training_takes_a_scenario_out_of_a_document(installed, monkeypatch):
+    "Where the list of scenarios is fixed, the name is added to it."
+    monkeypatch.setattr(scenarios, "SCENARIOS", (*SCENARIOS, "update"))
+    assert scored("update", "update", installed[:2])[0] == [1.0, 0.0] * 2
+    assert [row["task"] for row in T.training_rows(installed)] == [json.dumps(task) for task in installed]
 
 
 def test_a_name_is_taken_once(installed):
