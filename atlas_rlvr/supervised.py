@@ -7,7 +7,7 @@ __all__ = ['SAMPLES', 'SOURCES', 'RATES', 'BATCH', 'ACCUMULATE', 'SAVE_EVERY', '
            'conversation', 'gold_demonstration', 'signature', 'successes', 'counts', 'check_examples', 'Imitation',
            'kept_state', 'plan_imitation', 'sample_own', 'own_examples', 'gold_examples', 'template_tokens', 'Spending',
            'spending', 'counting', 'imitation_config', 'imitate', 'carry_out', 'supervise', 'budget_of', 'rated',
-           'climb', 'on_prompts']
+           'rung_name', 'climb', 'on_prompts']
 
 # %% ../nbs/23_supervised.ipynb #a19f4e26
 import json
@@ -255,7 +255,7 @@ def supervise(scenario: str, source: str, model: str = "auto", seed: int = 0, fr
     print_summary({split: result[split] for split in ("train", "held_out")})
     return result
 
-# %% ../nbs/23_supervised.ipynb #25e49f4d
+# %% ../nbs/23_supervised.ipynb #3ec3ae60
 BUDGETS = {"embedded": {"page": 200_000, "label": 600_000, "cross": 750_000}}  # tokens, ours; all others 300,000
 EIGHT = {"repeats_train": 8, "repeats_held_out": 8}  # rollouts a task, so that pass^8 can be estimated
 RUNGS = ("grpo", "sft-gold", "sft-own", "sft-gold-grpo", "sft-own-grpo")
@@ -265,10 +265,15 @@ def budget_of(scenario: str, model: str) -> int:
     "Tokens that a rung may spend, the same for each."
     return BUDGETS.get(model, {}).get(scenario, 300_000)
 
-
+# %% ../nbs/23_supervised.ipynb #1b49939d
 def rated(rate: float) -> dict:  # rate: 0 for the recipe's
     "A learning rate of one's own, and the word that sets such a run apart."
     return {"learning_rate": rate, "tag": f"lr{rate:g}"} if rate else {}
+
+
+def rung_name(source: str, grpo: bool) -> str:  # source: gold, own or none
+    "The rung that the page's parameters ask for."
+    return "grpo" if source == "none" else f"sft-{source}" + "-grpo" * grpo
 
 
 def climb(scenario: str, rung: str, model: str = "auto", seed: int = 0, budget: int = 0, fresh: bool = False,

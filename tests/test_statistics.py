@@ -79,16 +79,16 @@ def test_a_prompt_that_one_seed_lacks_is_no_zero():
     assert S.mean(found) == 1.0 and (S.bootstrap(found) == 1.0)[S.bootstrap(found) > 0].all()
 
 
-@pytest.mark.parametrize("prompts, rollouts", [(12, 5), (40, 1), (40, 8)])
+@pytest.mark.parametrize("prompts, rollouts", [(6, 5), (12, 5), (40, 1), (40, 8)])
 def test_the_interval_covers(prompts, rollouts):
-    "Of 200 made-up suites, at least 88 % of the 95 % intervals hold the truth (12 prompts are few for a percentile)."
+    "Of 200 made-up suites, at least 90 % of the 95 % intervals hold the truth."
     rng, hits = np.random.default_rng(1), 0
     for _ in range(200):
         chances = rng.beta(2, 1, size=prompts)  # mean 2/3
         found = {(0, f"t{i}"): list((rng.random(rollouts) < chance).astype(float)) for i, chance in enumerate(chances)}
         low, high = np.quantile(S.bootstrap(found, draws=400), (0.025, 0.975))
         hits += low <= 2 / 3 <= high
-    assert 176 <= hits <= 200
+    assert 180 <= hits < 200
 
 
 # pass^k
