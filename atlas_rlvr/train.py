@@ -689,7 +689,7 @@ def learn(run: Run, model, tokenizer, recorder: Recorder, checkpoint: Path | Non
     rule = next(callback for callback in trainer.callback_handler.callbacks if isinstance(callback, StopRule))
     return rule.reason or "max_steps"
 
-# %% ../nbs/05_train.ipynb #6e74e910
+# %% ../nbs/05_train.ipynb #6d049701
 def stopped(run: Run, checkpoint: Path | None) -> str | None:
     "Why a checkpoint is the last one of its training; None: training goes on from it."
     if checkpoint and batches_done(checkpoint, run.plan) >= run.values["max_batches"]:
@@ -699,11 +699,11 @@ def stopped(run: Run, checkpoint: Path | None) -> str | None:
 
 def carry_out(run: Run) -> dict:  # what run.json then holds
     "Start a run, or go on from its newest checkpoint."
-    checkpoint = newest_checkpoint(run.folder)
+    checkpoint, start = newest_checkpoint(run.folder), start_checkpoint(run)
     recover(run.folder, batches_done(checkpoint, run.plan))
     recorder, reason = Recorder(run.folder), stopped(run, checkpoint)
     write_run(run, "interrupted")
-    model, tokenizer = load_model(run.values, checkpoint if reason else start_checkpoint(run))
+    model, tokenizer = load_model(run.values, checkpoint if reason else start)
     check_budget(tokenizer, run.tasks, run.values)
     if checkpoint:
         print(f"going on after batch {batches_done(checkpoint, run.plan)}", flush=True)
