@@ -7,11 +7,12 @@ __all__ = ['KINDS', 'OPEN', 'TWINS', 'REQUESTS', 'CLOSED', 'SPLITS', 'COURTESY',
            'CHOICE', 'STATED', 'SAYS', 'CHANGED', 'KNOWN', 'AGAIN', 'REFUSED', 'WAYS', 'ASK', 'ASK_TOOL',
            'DIALOGUE_ENVIRONMENTS', 'LIMITS', 'COMPONENTS', 'QUESTIONS', 'POLICIES', 'TEACHING', 'check_dialogue',
            'load_dialogues', 'dialogue_messages', 'questions', 'asked', 'answer_text', 'User', 'simulated_user',
-           'model_user', 'dialogue_tools', 'put', 'AskTool', 'AskUser', 'SubtaskDialogueEnv', 'PageDialogueEnv',
-           'dialogue_env', 'dialogue_episode', 'converse', 'dialogue_script', 'dialogue_trace', 'dialogue_units',
-           'score_dialogue', 'open_question', 'as_said', 'task_names', 'generate_dialogues', 'dialogue_rows',
-           'lint_dialogue', 'dialogue_record', 'play_dialogues', 'asking_table', 'dialogue_training_rows',
-           'dialogue_reward', 'dialogue_trainer', 'demonstration', 'lessons', 'teach', 'measure_asking']
+           'model_user', 'dialogue_tools', 'put', 'ask_answer', 'AskTool', 'AskUser', 'SubtaskDialogueEnv',
+           'PageDialogueEnv', 'dialogue_env', 'dialogue_episode', 'converse', 'dialogue_script', 'dialogue_trace',
+           'dialogue_units', 'score_dialogue', 'open_question', 'as_said', 'task_names', 'generate_dialogues',
+           'dialogue_rows', 'lint_dialogue', 'dialogue_record', 'play_dialogues', 'asking_table',
+           'dialogue_training_rows', 'dialogue_reward', 'dialogue_trainer', 'demonstration', 'lessons', 'teach',
+           'measure_asking']
 
 # %% ../nbs/25_user.ipynb #7c75ba1f
 import json
@@ -211,7 +212,7 @@ def model_user(policy: Callable) -> Callable:  # policy: messages → message
         return user
     return make
 
-# %% ../nbs/25_user.ipynb #bfc8f49a
+# %% ../nbs/25_user.ipynb #e992554b
 WAYS = ("chat", "tool")
 ASK = "ask_user"
 ASK_TOOL = {"type": "function", "function": {
@@ -227,10 +228,19 @@ def dialogue_tools(scenario: str, way: str = "tool") -> list[dict]:
         raise ValueError(f"unknown way to ask {way!r}; choose one of {', '.join(WAYS)}")
     return tool_schemas(check_dialogue(scenario)) + ([ASK_TOOL] if way == "tool" else [])
 
-
+# %% ../nbs/25_user.ipynb #17f5055c
 def put(user: Callable, question: str) -> str | None:
     "What the user says to a question, with or without its mark."
     return user(question if "?" in question else f"{question}?")
+
+
+def ask_answer(user: Callable, arguments: dict) -> tuple[int, object]:  # (status, body)
+    "What a call of the tool gets: 200 and the answer, 204 where the user says nothing, 400 without a question."
+    question = arguments.get("question")
+    if not isinstance(question, str):
+        return 400, {"message": "question is a text and required"}
+    answer = put(user, question)
+    return (204 if answer is None else 200), answer
 
 # %% ../nbs/25_user.ipynb #eed0b0ec
 class AskTool(SchemaTool):
@@ -240,7 +250,7 @@ class AskTool(SchemaTool):
         dict.__init__(self, ASK_TOOL)
         self.__name__, self._call = ASK, call
 
-# %% ../nbs/25_user.ipynb #74eec6b6
+# %% ../nbs/25_user.ipynb #0dd39298
 class AskUser:
     "What an environment with a user has beside the tools of its scenario."
 
@@ -262,15 +272,9 @@ class AskUser:
         return self._send(ASK, {"question": question})
 
     def _send(self, name: str, arguments: dict) -> str:
-        return super()._send(name, arguments) if name != ASK else self._ask(arguments)
-
-    def _ask(self, arguments: dict) -> str:
-        "A question: 200 and the answer, 204 where the user says nothing, 400 without a question."
-        question = arguments.get("question")
-        status, answer = 400, {"message": "question is a text and required"}
-        if isinstance(question, str):
-            answer = put(self._user, question)
-            status = 204 if answer is None else 200
+        if name != ASK:
+            return super()._send(name, arguments)
+        status, answer = ask_answer(self._user, arguments)
         self._log.append((ASK, arguments, status))
         return tool_message(status, {}, answer)
 
