@@ -563,7 +563,7 @@ def test_every_twentieth_operation_of_the_published_documents(product):
     assert Counter(row["reason"] for row in rows)["passes"] >= 0.9 * len(rows)
 
 
-@pytest.mark.parametrize(("product", "step"), [("jira", 60), ("confluence", 8)])
+@pytest.mark.parametrize(("product", "step"), [pytest.param("jira", 20, marks=pytest.mark.slow), ("confluence", 8)])
 def test_another_validator_sees_the_planted_faults(product, step):
     """`oneOf` is read as `anyOf`; formats are left out, which that validator does not check.
 
