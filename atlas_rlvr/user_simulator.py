@@ -14,7 +14,7 @@ __all__ = ['KINDS', 'OPEN', 'TWINS', 'REQUESTS', 'CLOSED', 'SPLITS', 'COURTESY',
            'dialogue_training_rows', 'dialogue_reward', 'dialogue_trainer', 'demonstration', 'lessons', 'teach',
            'measure_asking']
 
-# %% ../nbs/25_user.ipynb #7c75ba1f
+# %% ../nbs/25_user.ipynb #1f0e5bdd
 import json
 import re
 from collections.abc import Callable, Generator
@@ -24,7 +24,7 @@ from statistics import fmean
 
 from .audited import COMPONENTS as AUDITED
 from .audited import PLATFORMS, audited_units
-from .baselines import MAX_TURNS, call_message, episode, run_episodes, script
+from .baselines import MAX_TURNS, call_message, episode, run_episodes
 from .environments import PageEnv, SchemaTool, SubtaskEnv, tool_message, tool_schemas
 from .final_state import final_state, goal_reached
 from .rewards import REWARD_SETS, RewardSet, Score, score_task
