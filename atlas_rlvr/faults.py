@@ -5,35 +5,30 @@
 # %% auto #0
 __all__ = ['ISSUE_PATH', 'PAGE_PATH', 'SEARCHES', 'READS', 'LISTS', 'CLASSES', 'ALWAYS', 'PROFILES', 'DEFAULTS', 'RANGES',
            'ALLOWED', 'SCOPE', 'KINDS', 'OPENED', 'DELAY', 'RESET', 'LISTED', 'UNANSWERED', 'STATE', 'UNITS', 'EFFECTS',
-           'ATTEMPTS', 'HIDDEN', 'REREAD', 'in_class', 'Fault', 'Plan', 'check_profile', 'expand', 'plan_to_json',
-           'read_plan', 'find_plan', 'Request', 'Rule', 'kind', 'Faults', 'limited', 'rate_burst', 'per_issue_write',
+           'FAULTY_HASH', 'in_class', 'Fault', 'Plan', 'check_profile', 'expand', 'plan_to_json', 'read_plan',
+           'find_plan', 'Request', 'Rule', 'kind', 'Faults', 'limited', 'rate_burst', 'per_issue_write',
            'transient_5xx', 'lost_response', 'slow', 'transport', 'stale_search', 'short_page', 'missing_fields',
            'auth_silent', 'no_permission', 'conflict', 'environment', 'faulty_env', 'state_penalties', 'settled',
-           'FaultyScore', 'faulty_score', 'pause', 'careful_read', 'careful_write', 'steps', 'careful', 'blind',
-           'scripted', 'fault_record', 'play', 'fault_row', 'plans', 'script_records', 'model_records', 'curve_file',
-           'fault_curve']
+           'FaultyScore', 'faulty_score', 'check_faults', 'rollout_plan', 'planned', 'under_faults']
 
-# %% ../nbs/12_faults.ipynb #cebc7708
+# %% ../nbs/12_faults.ipynb #fd8758ce
+import hashlib
 import json
 import random
 import re
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields
 from datetime import datetime, timedelta
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from .baselines import batch_policy, call_message, episode, load_local, run_episodes
-from .environments import ENVIRONMENTS, SEEDS, tool_schemas
+from .environments import ENVIRONMENTS, SEEDS
 from .final_state import changes, made
-from .rewards import EXCESS_LIMITS, ISSUE, PAGE, REWARD_SETS, WRITES, paper_units, score
-from .runs import project_root, write_json
-from .scenarios import STEPS, load_tasks, messages
-from .tool_calls import Call, build_trace
-from .train import interval
+from .rewards import EXCESS_LIMITS, ISSUE, PAGE, REWARD_HASH, REWARD_SETS, WRITES, paper_units
+from .tool_calls import Call, call_from_json
 from .wire import handle as site
-from .world import World, api_error, put, restore, snapshot
+from .world import World, api_error, canonical, put, restore, snapshot
 
 # %% ../nbs/12_faults.ipynb #0ae0c880
 ISSUE_PATH = r"/rest/api/[^/]+/issue/[^/]+"
@@ -169,12 +164,19 @@ def read_plan(text: str | bytes) -> Plan:
     return Plan(tuple(_fault(row, i + 1) for i, row in enumerate(value["faults"])), value.get("tick", 1000),
                 value.get("name", ""))
 
-# %% ../nbs/12_faults.ipynb #4be345f2
+# %% ../nbs/12_faults.ipynb #44dd25d9
+def _profile(text: str) -> tuple[str | None, int]:
+    "Name and seed of `profile` or `profile:seed`; no name where the text is neither."
+    name, _, seed = text.partition(":")
+    known = name in PROFILES and re.fullmatch(r"\d{0,9}", seed, re.ASCII)
+    return (name, int(seed or 0)) if known else (None, 0)
+
+
 def find_plan(text: str) -> Plan:  # `profile`, `profile:seed` or the path of a JSON file
     "The plan that a command line names."
-    name, _, seed = text.partition(":")
-    if name in PROFILES and re.fullmatch(r"\d{0,9}", seed):
-        return expand(name, int(seed or 0))
+    profile, seed = _profile(text)
+    if profile:
+        return expand(profile, seed)
     try:
         return read_plan(Path(text).read_bytes())
     except OSError:
@@ -227,13 +229,13 @@ def kind(function: Callable) -> Callable:
     KINDS[function.__name__] = function
     return function
 
-# %% ../nbs/12_faults.ipynb #c6c18ba3
+# %% ../nbs/12_faults.ipynb #33f793b4
 class Faults:
     "A `handle` with a plan in front: one for each world, made anew when the world is reset."
 
-    def __init__(self, plan: Plan, handle: Callable = site, patience: int | None = 30):  # seconds; None: waits for ever
-        self.handle, self.tick, self.patience = handle, plan.tick, patience
-        self.rules = [Rule(fault) for fault in plan.faults]
+    def __init__(self, plan: Plan, handle: Callable = site, patience: int | None = 30, elapsed: Callable | None = None):
+        self.plan, self.handle, self.elapsed = plan, handle, elapsed  # () → seconds, by a clock to follow; None: ticks
+        self.rules, self.patience = [Rule(fault) for fault in plan.faults], patience  # seconds; None: waits for ever
         self.clock, self.log = 0, []  # virtual milliseconds; (method, path, status, kinds that struck)
 
     def wait(self, seconds: float):
@@ -249,7 +251,7 @@ class Faults:
         self.struck.append(rule.fault.kind)
 
     def __call__(self, world, method, path, query=None, headers=None, body="") -> tuple[int, dict, object]:
-        self.clock, self.struck = self.clock + self.tick, []
+        self.clock, self.struck = round(1000 * self.elapsed()) if self.elapsed else self.clock + self.plan.tick, []
         request = Request(world, method, path, query or {}, headers or {}, body or "")
         go = self.ask
         for rule in reversed(self.rules):
@@ -574,181 +576,38 @@ def faulty_score(task: dict, trace: list[Call], world: World, dialect: str = "pa
     raw = sum(parts.values())
     return FaultyScore(max(0, min(100, raw)) / 100, raw / 100, {name: part / 100 for name, part in parts.items()})
 
-# %% ../nbs/12_faults.ipynb #f0fd6660
-ATTEMPTS = 4  # in all; the documented recipe
+# %% ../nbs/12_faults.ipynb #dcabbdc1
+def check_faults(text: str) -> str:  # "": none
+    "`profile` or `profile:seed`, from which a plan can be drawn for each rollout."
+    if text and not _profile(text)[0]:
+        raise ValueError(f"unknown faults {text!r}; give a profile, with a seed if you like, such as slow:3: "
+                         f"{', '.join(PROFILES)}")
+    return text
 
 
-def pause(answer: dict, attempt: int) -> int:  # virtual seconds
-    "How long to wait before the next attempt: what the service asks for, else 2, 4, 8…, at most 30."
-    return int(answer.get("retry_after", min(30, 2 ** (attempt + 1))))
+def rollout_plan(faults: str, task: dict, place: str) -> Plan:  # faults: `profile` or `profile:seed`
+    "The plan of the rollouts of a task at one place of a run; its name alone gives it back."
+    profile, seed = _profile(check_faults(faults))
+    return expand(profile, random.Random(f"{seed}/{task['id']}/{place}").randrange(10**9))
+
+# %% ../nbs/12_faults.ipynb #326f60ba
+def planned(scenario: str, choose: Callable, dialect: str = "paper") -> Callable:  # choose: (task, repetition) → plan
+    "A factory of environments for `GRPOTrainer` that choose a plan at each reset with a task."
+    class Planned(ENVIRONMENTS[scenario]):
+        def reset(self, task: str | None = None, repeat: int | None = None, **row) -> None:
+            super().reset(task)
+            self._handle = Faults(choose(json.loads(task), repeat)) if task else None
+    return partial(Planned, dialect)
+
+# %% ../nbs/12_faults.ipynb #8f4b6cab
+FAULTY_HASH = hashlib.sha256(canonical([REWARD_HASH, STATE]).encode()).hexdigest()[:16]
 
 
-HIDDEN = (401, 403, 404)  # what a bad token looks like
-
-
-def careful_read(call: tuple, sleep: Callable, again: tuple = (*UNANSWERED, *HIDDEN)) -> Generator:
-    "Yields the call until its answer is final, and returns that; what the task names and is not there is asked again."
-    for attempt in range(ATTEMPTS):
-        answer = yield call
-        if answer["status"] not in again or attempt == ATTEMPTS - 1:
-            return answer
-        sleep(pause(answer, attempt))
-
-
-def careful_write(call: tuple, sleep: Callable) -> Generator:
-    "Writes; before a repetition it reads whether the first attempt took effect."
-    for attempt in range(ATTEMPTS):
-        answer = yield call
-        if answer["status"] < 300 or attempt == ATTEMPTS - 1:
-            return answer
-        sleep(pause(answer, attempt))
-        found = None if answer["status"] == 429 else (yield from REREAD[call[0]](call[1], answer, sleep))
-        if found is not None:
-            return found or answer
-
-# %% ../nbs/12_faults.ipynb #d607f83f
-def _next_keys(fields: dict, sleep: Callable) -> Generator:
-    "The sub-task among the keys after its parent's; None: not there, or not to be seen."
-    project, _, number = fields["parent"]["key"].rpartition("-")
-    for n in range(int(number) + 1, int(number) + 20):
-        seen = yield from careful_read(("get_issue", {"issueIdOrKey": f"{project}-{n}"}), sleep, UNANSWERED)
-        if seen["status"] != 200:
-            return None
-        there = seen["body"]["fields"]
-        if (there.get("summary"), there.get("parent")) == (fields["summary"], fields["parent"]):
-            return seen | {"seen": True}
-
-
-def _find_issue(arguments: dict, answer: dict, sleep: Callable) -> Generator:
-    "The sub-task if it was made; None: it was not; {}: the parent cannot be seen, so nothing is known."
-    fields = arguments["fields"]
-    for attempt in range(ATTEMPTS):
-        found = yield from _next_keys(fields, sleep)
-        parent = found or (yield from careful_read(("get_issue", {"issueIdOrKey": fields["parent"]["key"]}), sleep, UNANSWERED))
-        if parent["status"] == 200:
-            return found
-        sleep(pause(parent, attempt))
-    return {}
-
-# %% ../nbs/12_faults.ipynb #96c9cba4
-def _find_page(arguments: dict, answer: dict, sleep: Callable) -> Generator:
-    "The refusal of a duplicate title is the page's own trace; {}: the parent cannot be seen."
-    if "title already exists" in json.dumps(answer["body"]):
-        return {"status": 200, "body": None}
-    parent = yield from careful_read(("get_page", {"page_id": arguments["parentId"]}), sleep)
-    return None if parent["status"] == 200 else {}
-
-
-def _no_need(arguments: dict, answer: dict, sleep: Callable) -> Generator:
-    "Nothing to read: the write may be repeated."
-    yield from ()
-
-
-REREAD = {"create_issue": _find_issue, "create_page": _find_page, "add_labels": _no_need, "transition_issue": _no_need}
-
-# %% ../nbs/12_faults.ipynb #b1aeb4fe
-def _check(check: tuple, answer: dict, fallback: tuple) -> tuple:  # check: (tool, arguments) or (tool, argument, member)
-    "The call that reads back what a write has made."
-    body = answer["body"] if isinstance(answer["body"], dict) else {}
-    if len(check) == 3:
-        return (check[0], {check[1]: body[check[2]]}) if check[2] in body else fallback
-    return check
-
-
-def steps(task: dict, read: Callable, write: Callable) -> Generator:
-    "The gold steps: no write before what it needs was seen, and each thing made is read back."
-    reads, writes, checks = STEPS[task["scenario"]](task["gold"])
-    for call in reads:
-        answer = yield from read(call)
-        if answer["status"] != 200:
-            return
-    for call, check in zip(writes, checks, strict=True):
-        answer = yield from write(call)
-        if answer["status"] < 300 and "seen" not in answer:
-            yield from read(_check(check, answer, reads[-1]))
-
-
-def careful(task: dict, sleep: Callable) -> Generator:
-    "The gold steps with the retry rule."
-    return steps(task, partial(careful_read, sleep=sleep), partial(careful_write, sleep=sleep))
-
-
-def blind(task: dict, sleep: Callable) -> Generator:
-    "The gold steps, each repeated at once."
-    at_once = partial(careful_read, sleep=lambda seconds: None, again=UNANSWERED)
-    return steps(task, at_once, at_once)
-
-# %% ../nbs/12_faults.ipynb #35436f59
-def scripted(script: Generator) -> Callable:
-    "A policy, messages → message, that plays a script."
-    def policy(talk: list[dict]) -> dict:
-        last = talk[-1]
-        try:
-            answer = json.loads(last["content"]) if last["role"] == "tool" else None
-            return call_message([script.send(answer)])
-        except StopIteration:
-            return {"role": "assistant", "content": "Done."}
-    return policy
-
-# %% ../nbs/12_faults.ipynb #a6f4e479
-def fault_record(task: dict, plan: Plan, env, talk: list[dict], outcome: str) -> dict:
-    "What came of a rollout: `reward` reads the state, `paper` only the calls."
-    trace = build_trace(talk)
-    return {"task": task["id"], "plan": plan.name, "outcome": outcome,
-            "reward": faulty_score(task, trace, env._world).reward,
-            "paper": score(task["scenario"], trace, task["gold"]).reward, "calls": len(trace),
-            "struck": sum(bool(kinds) for *_, kinds in env._handle.log),
-            "duplicates": state_penalties(task["scenario"], World(task["world"] or SEEDS["paper"]), env._world,
-                                          task["gold"])["duplicate"]}
-
-
-def play(script: Callable, task: dict, plan: Plan) -> tuple[dict, list[dict]]:  # script: `careful` or `blind`
-    "(record, messages) of a script under a plan; its waiting moves the virtual clock."
-    env = faulty_env(task, plan)
-    policy = scripted(script(task, env._handle.wait))
-    one = episode(env, messages(task), tool_schemas(task["scenario"]))
-    [(talk, outcome, _)] = run_episodes(lambda talks: [policy(talks[0])], [one])
-    return fault_record(task, plan, env, talk, outcome), talk
-
-# %% ../nbs/12_faults.ipynb #40d6d193
-def fault_row(records: list[dict]) -> dict:
-    "One line of the table: mean reward with n and 95 % interval, and what it rests on."
-    found = interval(records)
-    share = sum(record["struck"] > 0 for record in records) / len(records)
-    return {"n": found["n"], "reward": found["mean"], "low": found["low"], "high": found["high"],
-            "paper": interval([record | {"reward": record["paper"]} for record in records])["mean"],
-            "struck": round(share, 2), "duplicates": sum(record["duplicates"] for record in records)}
-
-
-def plans(scenario: str, profile: str, seeds: int) -> list[tuple]:
-    "(task, plan) for every training prompt, each with seeds of its own."
-    return [(task, expand(profile, seeds * i + seed)) for i, task in enumerate(load_tasks(scenario))
-            for seed in range(seeds)]
-
-
-def script_records(script: Callable, scenario: str, profile: str, seeds: int = 3) -> list[dict]:
-    "A script on every training prompt of a scenario, under `seeds` plans of a profile."
-    return [play(script, task, plan)[0] for task, plan in plans(scenario, profile, seeds)]
-
-# %% ../nbs/12_faults.ipynb #3f44bbe1
-def model_records(model: str, scenario: str, profile: str, seeds: int = 3) -> list[dict]:
-    "A local model on every training prompt of a scenario, under `seeds` plans of a profile."
-    network, tokenizer, values = load_local(model, scenario)
-    tools, jobs = tool_schemas(scenario), plans(scenario, profile, seeds)
-    envs = [faulty_env(task, plan) for task, plan in jobs]
-    policy = batch_policy(network, tokenizer, tools, values["max_completion_length"])
-    played = run_episodes(policy, [episode(env, messages(task), tools)
-                                   for env, (task, _) in zip(envs, jobs, strict=True)])
-    return [fault_record(task, plan, env, talk, outcome)
-            for (task, plan), env, (talk, outcome, _) in zip(jobs, envs, played, strict=True)]
-
-def curve_file(model: str, scenario: str) -> Path:
-    "Where a measured curve is kept."
-    return project_root() / "results" / "faults" / f"{scenario}-{model}.json"
-
-
-def fault_curve(model: str, scenario: str, seeds: int = 3) -> dict:  # {profile: fault_row}
-    "Measure a model under every profile and keep the rows."
-    rows = {name: fault_row(model_records(model, scenario, name, seeds)) for name in PROFILES}
-    write_json(curve_file(model, scenario), {"model": model, "scenario": scenario, "seeds": seeds, "rows": rows})
-    return rows
+def under_faults(record: dict, task: dict, env) -> dict:  # env: as the rollout left it
+    "The record with the plan's name and the reward that reads the state; an infrastructure failure still earns none."
+    record = record | {"faults": env._handle.plan.name, "reward_hash": FAULTY_HASH}
+    record |= {"audited": None} if "audited" in record else {}  # it plays the calls again where nothing goes wrong
+    if record["reward"] is None:
+        return record
+    found = faulty_score(task, [call_from_json(call) for call in record["calls"]], env._world)
+    return record | {"reward": found.reward, "raw": found.raw, "components": found.components}

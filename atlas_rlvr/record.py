@@ -5,15 +5,13 @@
 # %% auto #0
 __all__ = ['KEPT', 'EMAIL', 'TOKEN', 'NAMED', 'TENANT', 'SECRET', 'GONE', 'SOMEONE', 'SITE', 'MEMBERS', 'LIMIT', 'CANARY',
            'WANTED', 'OURS', 'Scrubber', 'kept_headers', 'exchange', 'Recording', 'recorded', 'read_recording',
-           'Replay', 'verdict', 'diff', 'record_http', 'canary', 'canary_command']
+           'Replay', 'verdict', 'diff', 'record_http', 'canary', 'report']
 
-# %% ../nbs/12a_record.ipynb #1ad0c667
-import argparse
+# %% ../nbs/12a_record.ipynb #4cf38d48
 import base64
 import json
 import os
 import re
-import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -108,7 +106,7 @@ def recorded(handle: Callable, recording: Recording) -> Callable:
         return answer
     return wrapped
 
-# %% ../nbs/12a_record.ipynb #4bc11bc2
+# %% ../nbs/12a_record.ipynb #2a2d2293
 MEMBERS = {"method": str, "path": str, "query": dict, "headers": dict, "status": int, "answer_headers": dict}
 
 
@@ -120,10 +118,17 @@ def _check_exchange(line) -> str | None:
     return f"{wrong[0]} is missing or of the wrong type" if wrong else None
 
 
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError:
+        raise ValueError(f"the recording {path.name} cannot be used: it is no text in UTF-8; record again") from None
+
+
 def read_recording(path: str | Path) -> list[dict]:
     "The exchanges of a file; ValueError with one sentence for a line that is none."
     exchanges = []
-    for number, text in enumerate(Path(path).read_text(encoding="utf-8").split("\n"), 1):
+    for number, text in enumerate(_text(Path(path)).split("\n"), 1):
         try:
             line = json.loads(text) if text.strip() else None
         except (ValueError, RecursionError) as error:
@@ -349,27 +354,9 @@ def canary(base_url: str, live: bool = False, out: str | Path = "canary.jsonl") 
     recording.path.unlink(missing_ok=True)
     return list(_compare(partial(_send, base, authorization), recording))
 
-# %% ../nbs/12a_record.ipynb #a18e9911
-def canary_command(argv: list[str] | None = None) -> int:  # the exit code
-    "The canary from a shell."
-    parser = argparse.ArgumentParser(prog="canary", description="Compare a live tenant with the synthetic site.")
-    parser.add_argument("base_url", help="https://your-site.atlassian.net")
-    parser.add_argument("--live", action="store_true", help="allow requests to the live site")
-    parser.add_argument("--out", default="canary.jsonl", help="file of the exchanges, secrets removed")
-    chosen = parser.parse_args(argv)
-    try:
-        rows = canary(chosen.base_url, chosen.live, chosen.out)
-    except OSError as error:
-        print(f"{chosen.base_url} cannot be asked: {error}", file=sys.stderr)
-        return 2
-    except ValueError as error:
-        print(error, file=sys.stderr)
-        return 2
+# %% ../nbs/12a_record.ipynb #8345d667
+def report(rows: list[dict]) -> int:  # the exit code
+    "Print what `canary` found."
     for row in rows:
         print(f"{row['verdict']:16} {row['recorded']} {row['ours']}  {row['request']}  {' '.join(row['where'][:4])}")
     return int(any(row["verdict"] == "different shape" for row in rows))
-
-# %% ../nbs/12a_record.ipynb #1c06e6ab
-#| eval: false
-if __name__ == "__main__":
-    sys.exit(canary_command())

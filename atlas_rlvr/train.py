@@ -6,14 +6,14 @@
 __all__ = ['PAPER', 'OURS', 'OTHER', 'EMBEDDED', 'SMOLLM2', 'RECIPES', 'NAMED', 'GOAL', 'CONFIG_FIELDS', 'Setting', 'recipe',
            'settings', 'choose_model', 'one_gpu', 'has_gpu', 'device_line', 'quiet_libraries', 'batch_plan', 'Run',
            'training_tasks', 'plan_run', 'described', 'moving_mean', 'quiet_epochs', 'stop_reason', 'StopRule',
-           'BatchEnd', 'progress_line', 'judge', 'checked', 'Batches', 'Ledger', 'shares', 'training_rows',
-           'evaluation_rows', 'completion_tokens', 'check_budget', 'grpo_config', 'stop_rule', 'count_tokens',
-           'make_trainer', 'load_model', 'load_smollm2', 'evaluate', 'interval', 'summary', 'print_summary',
-           'trainer_state', 'newest_checkpoint', 'stop_state', 'batches_done', 'epoch_means', 'minutes_to_goal',
-           'start_folder', 'start_checkpoint', 'tokens_used', 'budget_spent', 'reward_rows', 'write_run', 'split_tasks',
-           'measure', 'learn', 'stopped', 'carry_out', 'train']
+           'BatchEnd', 'progress_line', 'judge', 'checked', 'Batches', 'Ledger', 'shares', 'environment_factory',
+           'training_rows', 'evaluation_rows', 'completion_tokens', 'check_budget', 'grpo_config', 'stop_rule',
+           'count_tokens', 'make_trainer', 'load_model', 'load_smollm2', 'evaluate', 'interval', 'summary',
+           'print_summary', 'trainer_state', 'newest_checkpoint', 'stop_state', 'batches_done', 'epoch_means',
+           'minutes_to_goal', 'start_folder', 'start_checkpoint', 'tokens_used', 'budget_spent', 'reward_rows',
+           'write_run', 'split_tasks', 'measure', 'learn', 'stopped', 'carry_out', 'train']
 
-# %% ../nbs/05_train.ipynb #2675b2d4
+# %% ../nbs/05_train.ipynb #28e4e3dd
 import csv
 import json
 import math
@@ -21,15 +21,17 @@ import os
 import random
 import time
 import warnings
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 
-# %% ../nbs/05_train.ipynb #041e208e
+# %% ../nbs/05_train.ipynb #7c787ff3
 from . import audited, rewards  # noqa: F401 (audited registers its reward set)
 from .environments import ENVIRONMENTS, tool_schemas, transcript
+from .faults import FAULTY_HASH, Plan, check_faults, planned, rollout_plan, under_faults
 from atlas_rlvr.runs import (
     GPU_MODELS,
     Recorder,
@@ -76,9 +78,10 @@ PAPER = (
     Setting("prompts_per_batch", 1, "ours", "Figure 3 draws one group per batch"),
 )
 
-# %% ../nbs/05_train.ipynb #f4d8dcd3
+# %% ../nbs/05_train.ipynb #a01d3cbe
 OURS = (
     Setting("rewards", "paper", "paper", "the reward set that trains; `audited` is the other"),
+    Setting("faults", "", "ours", "what goes wrong: none, or a fault profile such as `lost_response:3`"),
     Setting("learning_rate", 1e-6, "ours", "TRL's default; the paper gives none"),
     Setting("lr_scheduler_type", "constant", "ours", "a decay would end at a step that the stop rule does not know"),
     Setting("loss_type", "dapo", "ours", "TRL's default"),
@@ -209,10 +212,11 @@ def batch_plan(prompts: int, values: dict) -> dict:  # prompts: in the training 
     return {"prompts": prompts, "rollouts": rollouts, "per_device_train_batch_size": rollouts // accumulate,
             "batches_per_epoch": prompts // chosen, "steps_per_batch": values["num_iterations"]}
 
-# %% ../nbs/05_train.ipynb #f47f7a63
-NAMED = {"rewards": "{}", "start": "from-{}", "prompts": "p{}", "token_budget": "t{}", "tag": "{}"}  # in a folder's name
+# %% ../nbs/05_train.ipynb #d7b2ee0c
+NAMED = {  # in a folder's name
+    "rewards": "{}", "faults": "{}", "start": "from-{}", "prompts": "p{}", "token_budget": "t{}", "tag": "{}"}
 
-
+# %% ../nbs/05_train.ipynb #deede902
 @dataclass(frozen=True)
 class Run:
     "One training run."
@@ -225,11 +229,15 @@ class Run:
     @property
     def variant(self) -> str:  # "" for a recipe as it stands
         given = {name: self.values[name] for name in NAMED if self.values[name] not in ("paper", "", 0)}
-        return " ".join(NAMED[name].format(value) for name, value in given.items())
+        return " ".join(NAMED[name].format(value) for name, value in given.items()).replace(":", "-")
 
     @property
     def folder(self) -> Path:
         return run_folder(self.scenario, self.model, self.seed, variant=self.variant)
+
+    @property
+    def reward_hash(self) -> str:
+        return FAULTY_HASH if self.values["faults"] else rewards.reward_set(self.values["rewards"]).hash
 
     @property
     def tasks(self) -> list[dict]:
@@ -239,7 +247,7 @@ class Run:
         "Tokens that carried loss, each pass counted."
         return written * self.values["num_iterations"]
 
-
+# %% ../nbs/05_train.ipynb #f0a88363
 def training_tasks(scenario: str, prompts: int = 0) -> list[dict]:  # prompts: 0 for the paper's
     "The tasks that a run trains on."
     return more_tasks(scenario, prompts) if prompts else load_tasks(scenario)
@@ -249,6 +257,8 @@ def plan_run(scenario: str, model: str, seed: int, **changes) -> Run:  # model: 
     "A run of a recipe, checked."
     values = settings(model, scenario, **changes)
     rewards.reward_set(values["rewards"])  # refuses an unknown one
+    if check_faults(values["faults"]) and values["rewards"] != "paper":
+        raise ValueError("under faults the reward is the paper's with the final state beside it; leave `rewards` out")
     values["max_batches"] = min(int(os.environ.get("ATLAS_RLVR_MAX_BATCHES", "1000000")), values["max_batches"])
     return Run(scenario, model, seed, values, batch_plan(len(training_tasks(scenario, values["prompts"])), values))
 
@@ -379,7 +389,7 @@ class Batches:
             self.recorder.end_batch(row["batch"], row["epoch"], row["seconds"])
         return row | shares(records)
 
-# %% ../nbs/05_train.ipynb #5eab49ec
+# %% ../nbs/05_train.ipynb #d9704a96
 class Ledger(Batches):
     "The reward function of a run, and what it has seen."
 
@@ -398,8 +408,10 @@ class Ledger(Batches):
         cut = len(ids or ()) >= run.values["max_completion_length"]
         record = checked(judge(task, completion, cut, turn_cap, failure, run.values["rewards"])) | {
             "model": run.model, "seed": run.seed, "phase": phase or "train", "batch": None, "epoch": None,
-            "generation": repeat, "temperature": temperature, "tokens": written, "reward_hash": rewards.reward_set(run.values["rewards"]).hash,
+            "generation": repeat, "temperature": temperature, "tokens": written, "reward_hash": run.reward_hash,
             "messages": (prompt or []) + completion}
+        if run.values["faults"]:
+            record = under_faults(record, task, environment)
         if record["phase"] == "train":
             record |= self._place(task["id"])
         self.records.append(record)
@@ -414,6 +426,15 @@ def shares(records: list[dict]) -> dict:
     cut = [record["outcome"] == "truncated" for record in records]
     return {"raw": fmean(raw) if raw else None, "groups": len({record["task"] for record in records}),
             "truncated": fmean(cut) if cut else 0.0}
+
+# %% ../nbs/05_train.ipynb #4fcf3b6c
+def environment_factory(ledger: Ledger) -> Callable:
+    "What the trainer makes environments of."
+    scenario, faults = ledger.run.scenario, ledger.run.values["faults"]
+
+    def choose(task: dict, repeat: int | None) -> Plan:  # repeat: of an evaluation
+        return rollout_plan(faults, task, f"batch {ledger.batch + 1}" if repeat is None else f"repeat {repeat}")
+    return planned(scenario, choose) if faults else ENVIRONMENTS[scenario]
 
 # %% ../nbs/05_train.ipynb #6873ae94
 def training_rows(tasks: list[dict]) -> list[dict]:
@@ -464,7 +485,7 @@ def grpo_config(run: Run, folder: Path):  # folder: for checkpoints
         disable_tqdm=True, chat_template_kwargs={"enable_thinking": values["enable_thinking"]},
         **{name: values[name] for name in CONFIG_FIELDS})
 
-# %% ../nbs/05_train.ipynb #60e6e4a2
+# %% ../nbs/05_train.ipynb #92207f24
 def stop_rule(run: Run, ledger: Ledger):
     "The stop rule as a callback whose state every checkpoint keeps."
     from transformers import TrainerCallback
@@ -493,7 +514,7 @@ def make_trainer(run: Run, model, tokenizer, config, rows: list[dict], ledger: L
     from trl import GRPOTrainer
     disable_progress_bar()
     trainer = GRPOTrainer(model=model, reward_funcs=ledger.score_rollouts, args=config, processing_class=tokenizer,
-                          train_dataset=Dataset.from_list(rows), environment_factory=ENVIRONMENTS[run.scenario],
+                          train_dataset=Dataset.from_list(rows), environment_factory=environment_factory(ledger),
                           callbacks=list(callbacks))
     trainer.remove_callback(PrinterCallback)
     trainer._tokenizer.parse_response = response_parser(trainer._tokenizer)  # transformers' own casts nested text
@@ -643,7 +664,7 @@ def budget_spent(run: Run) -> bool:
     "Whether the budget is used up; the step that reaches it is finished."
     return tokens_used(run)["used"] >= run.values["token_budget"]
 
-# %% ../nbs/05_train.ipynb #92fa6674
+# %% ../nbs/05_train.ipynb #61185a5a
 def reward_rows(folder: Path) -> list[dict]:
     "`rewards.csv` as text values."
     path = folder / "rewards.csv"
@@ -661,7 +682,7 @@ def write_run(run: Run, reason: str, **more) -> dict:  # more: what only this ki
             **summary(read_lines(run.folder / "rollouts.jsonl")),
             "checkpoint": str(checkpoint.relative_to(run.folder)) if checkpoint else None, "tokens": tokens_used(run),
             "config": run.values | run.plan, "variant": run.variant,
-            "reward_hash": rewards.reward_set(run.values["rewards"]).hash, "manifest": manifest(), **more}
+            "reward_hash": run.reward_hash, "manifest": manifest(), **more}
     write_json(run.folder / "run.json", data)
     return data
 

@@ -1,6 +1,7 @@
 """The episode loop: what ends it, what it never runs twice, and a whole baseline of a tiny random model."""
 import copy
 import json
+from functools import partial
 from types import SimpleNamespace
 
 import pytest
@@ -23,9 +24,10 @@ from atlas_rlvr.baselines import (
     transformers_policy,
 )
 from atlas_rlvr.endpoints import with_retries
-from atlas_rlvr.environments import tool_schemas
+from atlas_rlvr.environments import run_calls, tool_schemas
+from atlas_rlvr.faults import FAULTY_HASH, faulty_env, faulty_score, find_plan
 from atlas_rlvr.rewards import replay, score
-from atlas_rlvr.runs import Recorder, read_lines
+from atlas_rlvr.runs import Recorder, plain_runs, read_lines, run_folders
 from atlas_rlvr.scenarios import SCENARIOS, gold_calls, load_tasks, messages, task_env
 from atlas_rlvr.tool_calls import build_trace, response_parser
 
@@ -212,6 +214,37 @@ def test_an_interrupted_baseline_goes_on(tmp_path):
     assert play_tasks(make, tasks, 1, 3, Recorder(part), run) == whole and seeds == []
 
 
+def test_faults_strike_a_baseline_and_its_reward_reads_the_state(tmp_path):
+    tasks, run = load_tasks("subtask"), {"model": "m", "seed": 0}
+
+    def twice(seed):
+        "Each create once more than needed."
+        by_prompt = {task["prompt"]: script([[call] for call in [*gold_calls(task)[:2], gold_calls(task)[1]]]) for task in tasks}
+        return lambda talks: [by_prompt[talk[1]["content"]](talk) for talk in talks]
+    records = play_tasks(twice, tasks, 2, 3, Recorder(tmp_path), run, partial(baselines._chunk, faults="lost_response:3"))
+    assert len({record["faults"] for record in records}) == len(records) == 16
+    for record in records:
+        task = next(task for task in tasks if task["id"] == record["task"])
+        env = faulty_env(task, find_plan(record["faults"]))
+        again = run_calls(env, [(call["name"], call["arguments"]) for call in record["calls"]])
+        assert [call.status for call in again] == [call["status"] for call in record["calls"]]
+        assert faulty_score(task, again, env._world).reward == record["reward"]
+        assert record["components"]["state.duplicate"] == -0.15 and record["reward_hash"] == FAULTY_HASH
+    assert play_tasks(None, tasks, 2, 3, Recorder(tmp_path), run) == records
+
+
+def test_a_baseline_under_faults_has_a_folder_that_says_so(tiny, tmp_path, monkeypatch):
+    (tmp_path / "settings.ini").write_text("")
+    monkeypatch.chdir(tmp_path)
+    made = {faults: run_baseline("subtask", str(tiny.folder), repeats=1, faults=faults) for faults in ("", "slow:1")}
+    assert [record["faults"].partition(":")[0] for record in made["slow:1"]] == ["slow"] * 8
+    assert all("faults" not in record for record in made[""])
+    folders = run_folders()
+    assert len(folders) == 2 and [folder.name for folder in plain_runs()] == [f.name for f in folders if "slow" not in f.name]
+    with pytest.raises(ValueError, match="unknown faults 'storm'"):
+        run_baseline("subtask", str(tiny.folder), faults="storm")
+
+
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     "A folder with a random Qwen3 of two layers, and a tokenizer trained on one conversation."
@@ -236,7 +269,7 @@ def tiny(tmp_path_factory):
 
 
 def test_a_whole_baseline_of_a_tiny_model(tiny, tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr(baselines, "run_folder", lambda scenario, model, seed: tmp_path / str(seed))
+    monkeypatch.setattr(baselines, "run_folder", lambda scenario, model, seed, variant="": tmp_path / f"{variant}{seed}")
     records = run_baseline("subtask", str(tiny.folder), seed=1, repeats=1)
     assert [record["task"] for record in records] == [task["id"] for task in load_tasks("subtask")]
     assert {record["model"] for record in records} == {str(tiny.folder)} and not any("error" in r for r in records)

@@ -17,7 +17,10 @@ import pytest
 from conftest import ROOT
 
 from atlas_rlvr.cli import main
+from atlas_rlvr.environments import SEEDS
+from atlas_rlvr.record import diff, read_recording
 from atlas_rlvr.scenarios import load_tasks
+from atlas_rlvr.world import World
 
 PROGRAM = [sys.executable, "-c", "from atlas_rlvr.cli import main; main()"]
 HEAVY = {"torch", "pandas", "numpy", "matplotlib", "transformers", "trl", "mcp", "fastcore", "nbdev"}
@@ -94,6 +97,44 @@ def test_a_task_brings_its_world_and_faults_are_in_front_of_it():
     assert set(statuses) <= {200, 429} and 200 in statuses
 
 
+def test_it_records_what_every_client_said_and_heard(tmp_path):
+    file = tmp_path / "calls.jsonl"
+    for _ in range(2):  # a second start goes on with the file
+        with serving("--tokens", "2", "--record", str(file)) as (_, text):
+            asked = [(f"/rest/api/3/issue/ABC-12{n}?fields=summary", f"synthetic-{n}") for n in (1, 2, 3)]
+            statuses = [ask(port_of(text), *one)[0] for one in asked]
+    lines = read_recording(file)
+    assert [line["status"] for line in lines] == statuses * 2 and [line["path"][-7:] for line in lines[:3]] == [
+        "ABC-121", "ABC-122", "ABC-123"]
+    assert not re.search(r"synthetic-\d|Bearer|authorization|127\.0\.0\.1", file.read_text())
+    known = [line for line in lines if line["status"] == 200]
+    assert {row["verdict"] for row in diff(known, World(SEEDS["wire"]))} <= {"same"}
+
+
+@pytest.mark.parametrize("content, reason", [(b"not JSON\n", "line 1 of the recording calls.jsonl cannot be used: it is not JSON"),
+                                             (b"{}\n", "line 1 of the recording calls.jsonl cannot be used: method is missing"),
+                                             (b"\xff\xfe\n", "the recording calls.jsonl cannot be used: it is no text in UTF-8")])
+def test_a_file_that_is_no_recording_is_left_alone(content, reason, tmp_path, capsys):
+    (tmp_path / "calls.jsonl").write_bytes(content)
+    with pytest.raises(SystemExit) as left:
+        main(["serve", "--port", "0", "--record", str(tmp_path / "calls.jsonl")])
+    out, err = capsys.readouterr()
+    assert (left.value.code, out, err.count("\n")) == (2, "", 1) and reason in err
+    assert (tmp_path / "calls.jsonl").read_bytes() == content
+
+
+def test_a_client_that_waits_gets_through_where_the_clock_is_the_wall_s(tmp_path):
+    plan = tmp_path / "plan.json"
+    plan.write_text('{"faults": [{"kind": "rate_burst", "match": "read", "seconds": 2}], "tick": 0}')
+    found = {}
+    for clock in ("virtual", "wall"):
+        with serving("--faults", str(plan), "--clock", clock) as (_, text):
+            first = ask(port_of(text), "/rest/api/3/serverInfo")[0]
+            time.sleep(2.1)
+            found[clock] = first, ask(port_of(text), "/rest/api/3/serverInfo")[0]
+    assert found == {"virtual": (429, 429), "wall": (429, 200)}
+
+
 # Ending
 
 
@@ -122,6 +163,15 @@ MISTAKES = [
     (["serve", "--base", "jira.test"], "'jira.test' does not start with http:// or https://"),
     (["serve", "--host", "no.such.host.invalid", "--port", "0"], "cannot listen on no.such.host.invalid port 0"),
     (["serve", "--faults", "bad_luck"], "no fault plan 'bad_luck'"),
+    (["serve", "--clock", "wall"], "--clock wall needs --faults or --admin"),
+    (["serve", "--faults", "slow", "--clock", "sun"], "invalid choice: 'sun'"),
+    (["serve", "--record", "nowhere/calls.jsonl"], "cannot write nowhere/calls.jsonl: there is no such folder; make it or give "
+                                                   "another --record"),
+    (["serve", "--record", "."], "Is a directory"),
+    (["canary"], "base_url"),
+    (["canary", "https://acme.atlassian.net"], "pass live=True (--live) to allow it"),
+    (["canary", "http://acme.atlassian.net", "--live"], "needs an https address"),
+    (["canary", "https://acme.atlassian.net", "--live", "--out", "nowhere/c.jsonl"], "give another --out"),
     (["mcp"], "--scenario"),
     (["mcp", "--scenario", "ticket"], "unknown scenario 'ticket'"),
     (["mcp", "--scenario", "page", "--trace", "nowhere/trace.jsonl"], "cannot write nowhere/trace.jsonl: there is no such folder"),
@@ -167,7 +217,7 @@ def test_the_script_and_the_extras_are_declared():
     assert "console_scripts" in setup and ".cli:main" in setup
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["mcp", "--help"], ["score", "--help"]])
+@pytest.mark.parametrize("arguments", [["--help"], ["serve", "--help"], ["mcp", "--help"], ["score", "--help"], ["canary", "--help"]])
 def test_help_is_no_failure(arguments, capsys):
     with pytest.raises(SystemExit) as left:
         main(arguments)

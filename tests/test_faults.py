@@ -20,9 +20,6 @@ from atlas_rlvr.faults import (
     Fault,
     Faults,
     Plan,
-    blind,
-    careful,
-    changes,
     environment,
     expand,
     faulty_env,
@@ -30,14 +27,18 @@ from atlas_rlvr.faults import (
     find_plan,
     in_class,
     plan_to_json,
-    play,
     read_plan,
+    rollout_plan,
     settled,
     state_penalties,
     transport,
+    under_faults,
 )
-from atlas_rlvr.rewards import REWARD_SETS, score
+from atlas_rlvr.final_state import changes
+from atlas_rlvr.retries import blind, careful, play
+from atlas_rlvr.rewards import REWARD_HASH, REWARD_SETS, score
 from atlas_rlvr.scenarios import SCENARIOS, gold_calls, load_tasks, task_env
+from atlas_rlvr.tool_calls import call_to_json
 from atlas_rlvr.wire import handle as site
 from atlas_rlvr.world import CATALOGUE, World, canonical, load_data, snapshot, state_hash
 
@@ -435,6 +436,64 @@ def test_trl_drives_environments_with_faults(monkeypatch):
     calls = [call for record in train.evaluate(run, model, tokenizer, rows) for call in record["calls"]]
     reads = [call for call in calls if call["name"] == "get_issue"]
     assert reads and {call.get("status") for call in reads} <= {429, None} and 429 in {call.get("status") for call in reads}
+
+
+# A plan for each rollout
+
+
+def test_a_rollout_s_plan_follows_from_its_task_and_place():
+    tasks, places = load_tasks("subtask"), ["batch 1", "batch 2", "repeat 0"]
+    drawn = {(task["id"], place): rollout_plan("rate_burst:4", task, place) for task in tasks for place in places}
+    assert drawn == {(task["id"], place): rollout_plan("rate_burst:4", task, place) for task in tasks for place in places}
+    assert len({plan.name for plan in drawn.values()}) == len(drawn)
+    assert all(find_plan(plan.name) == plan for plan in drawn.values())
+    assert rollout_plan("rate_burst:5", tasks[0], "batch 1") != drawn[tasks[0]["id"], "batch 1"]
+    assert rollout_plan("rate_burst", tasks[0], "x") == rollout_plan("rate_burst:0", tasks[0], "x")
+
+
+@pytest.mark.parametrize("text", ["storm", "slow:x", "slow:-1", "slow:1:2", "plan.json", "slow:\u0663"])
+def test_only_a_profile_gives_every_rollout_its_plan(text):
+    with pytest.raises(ValueError, match="unknown faults .*; give a profile, with a seed if you like, such as slow:3: rate_burst"):
+        faults.check_faults(text)
+
+
+def rolled(repeats, **record):
+    "The record of a script that reads once and creates so often, every create's first answer lost."
+    task = load_tasks("subtask")[0]
+    env = faulty_env(task, expand("lost_response", 0))
+    read_call, create = gold_calls(task)[:2]
+    trace = run_calls(env, [read_call, *[create] * repeats])
+    return under_faults({"reward": 0.0, "calls": [call_to_json(call) for call in trace], **record}, task, env)
+
+
+def test_a_record_under_faults_names_its_plan_and_reads_the_state():
+    once, twice = rolled(1), rolled(2)
+    assert {once["faults"], twice["faults"]} == {"lost_response:0"}
+    assert (once["components"]["state.duplicate"], twice["components"]["state.duplicate"]) == (0, -0.15)
+    assert once["raw"] > twice["raw"] and once["reward"] > 0
+    assert once["reward_hash"] == faults.FAULTY_HASH != REWARD_HASH
+
+
+def test_a_lost_service_earns_nothing_under_faults_either():
+    assert rolled(1, reward=None)["reward"] is None
+
+
+def test_a_score_that_plays_the_calls_again_is_left_out():
+    assert rolled(1, audited=1.0)["audited"] is None and "audited" not in rolled(1)
+
+
+# The clock
+
+
+def test_a_clock_can_be_followed(world):
+    now = [0.25]
+    handle = Faults(Plan((Fault("rate_burst", match="read", seconds=3),)), elapsed=lambda: now[0])
+    waits = []
+    for seconds in (0, 0, 1.5, 1.4, 0.2):
+        now[0] += seconds
+        status, headers, _ = handle(world, *READ)
+        waits.append((status, headers.get("Retry-After")))
+    assert waits == [(429, "3"), (429, "3"), (429, "2"), (429, "1"), (200, None)]
 
 
 # The state

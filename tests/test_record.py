@@ -10,6 +10,7 @@ import pytest
 
 from atlas_rlvr import record
 from atlas_rlvr.environments import ENVIRONMENTS, SEEDS, run_calls
+from atlas_rlvr.cli import main
 from atlas_rlvr.faults import Faults, expand
 from atlas_rlvr.record import (
     CANARY,
@@ -18,7 +19,6 @@ from atlas_rlvr.record import (
     Replay,
     Scrubber,
     canary,
-    canary_command,
     diff,
     exchange,
     read_recording,
@@ -338,13 +338,16 @@ def test_credentials_do_not_follow_a_redirect(tmp_path, server, signed):
 
 
 def test_the_commands_exit_codes(tmp_path, server, signed, capsys, monkeypatch):
-    out = ["--out", str(tmp_path / "c.jsonl")]
-    assert canary_command([server.url, *out]) == 2
-    assert canary_command([server.url, "--live", *out]) == 0
+    def command(*arguments):
+        with pytest.raises(SystemExit) as left:
+            main(["canary", *arguments, "--out", str(tmp_path / "c.jsonl")])
+        return left.value.code
+    assert command(server.url) == 2 and not (tmp_path / "c.jsonl").exists()
+    assert command(server.url, "--live") == 0
     server.redirects["/rest/api/3/myself"] = server.url
-    assert canary_command([server.url, "--live", *out]) == 1
-    assert canary_command(["http://127.0.0.1:9", "--live", *out]) == 2
+    assert command(server.url, "--live") == 1
+    assert command("http://127.0.0.1:9", "--live") == 2
     monkeypatch.delenv("ATLAS_TOKEN")
-    assert canary_command([server.url, "--live", *out]) == 2
+    assert command(server.url, "--live") == 2
     printed = capsys.readouterr()
     assert len(printed.err.strip().split("\n")) == 3 and leaks(printed.err + printed.out) == []

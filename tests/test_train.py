@@ -8,10 +8,11 @@ import types
 import pytest
 
 from atlas_rlvr import train as T
-from atlas_rlvr.environments import TOOLS, tool_schemas, transcript
+from atlas_rlvr.environments import TOOLS, run_calls, tool_schemas, transcript
+from atlas_rlvr.faults import FAULTY_HASH, faulty_env, faulty_score, find_plan
 from atlas_rlvr.rewards import rescore
-from atlas_rlvr.runs import Recorder, read_lines, record_key, run_folder
-from atlas_rlvr.scenarios import SCENARIOS, gold_calls, load_tasks, task_env
+from atlas_rlvr.runs import Recorder, plain_runs, read_lines, record_key, run_folder
+from atlas_rlvr.scenarios import SCENARIOS, find_task, gold_calls, load_tasks, task_env
 
 
 def gold_completion(task, verify=True):
@@ -438,6 +439,57 @@ def test_a_killed_run_goes_on(project, scripted, monkeypatch, torn):
     assert len({record_key(r) for r in records}) == len(records)
     assert train_rewards(folder) == expected
     assert list(folder.glob("rollouts.aside-*.jsonl"))
+
+
+def twice(task, turn):
+    "The gold calls, the create once more than needed."
+    calls = gold_calls(task, verify=False)
+    return as_json(*[*calls, calls[-1]][turn]) if turn <= len(calls) else "Done."
+
+
+def under_plan(folder, phase):
+    return {(r["batch"], r["task"], r["generation"]): (r["faults"], r["reward"])
+            for r in read_lines(folder / "rollouts.jsonl") if r["phase"] == phase}
+
+
+def test_training_under_faults(project, scripted, monkeypatch):
+    "Each task and batch has its plan, a group shares it, the state counts, and a killed run meets the same plans."
+    scripted(twice)
+    values = SMALL | {"max_batches": 3, "faults": "lost_response:7"}
+    folder = run_folder("subtask", "embedded", 2, variant="lost_response-7")
+    result = T.train("subtask", "embedded", 2, **values)
+    records = read_lines(folder / "rollouts.jsonl")
+    expected = under_plan(folder, "train")
+    assert result["variant"] == "lost_response-7" and result["reward_hash"] == FAULTY_HASH and plain_runs() == []
+    assert len(expected) == 3 * 4 * 2 and len({faults for faults, _ in expected.values()}) == 3 * 4
+    assert under_plan(folder, "before") == under_plan(folder, "after")
+    for record in records:
+        env = faulty_env(find_task("subtask", record["task"]), find_plan(record["faults"]))
+        again = run_calls(env, [(call["name"], call["arguments"]) for call in record["calls"]])
+        assert [call.status for call in again] == [call["status"] for call in record["calls"]]
+        assert faulty_score(find_task("subtask", record["task"]), again, env._world).reward == record["reward"]
+        assert record["components"]["state.duplicate"] == -0.15
+
+    T.set_aside(folder)
+    append = Recorder.append
+
+    def die(self, record):
+        if (record["batch"], record["generation"]) == (3, 1):
+            raise KeyboardInterrupt
+        append(self, record)
+    monkeypatch.setattr(Recorder, "append", die)
+    with pytest.raises(KeyboardInterrupt):
+        T.train("subtask", "embedded", 2, **values)
+    monkeypatch.setattr(Recorder, "append", append)
+    T.train("subtask", "embedded", 2, **values)
+    assert under_plan(folder, "train") == expected
+
+
+@pytest.mark.parametrize("values, reason", [({"faults": "storm"}, "unknown faults 'storm'"),
+                                            ({"faults": "slow:1", "rewards": "audited"}, "leave `rewards` out")])
+def test_faults_that_cannot_be_are_refused(values, reason):
+    with pytest.raises(ValueError, match=reason):
+        T.plan_run("subtask", "embedded", 0, **values)
 
 
 def test_b12_a_finished_run_trains_no_further(project, scripted, monkeypatch, capsys):
