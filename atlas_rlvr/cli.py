@@ -133,7 +133,7 @@ def verify(options):
     from atlas_rlvr.proof import verify as prove
     return partial(print, prove(options.rollouts, options.certificate))
 
-# %% ../nbs/11a_cli.ipynb #26c15b1a
+# %% ../nbs/11a_cli.ipynb #c37abb57
 def _between(low: int, high: int):
     "An argument type: an integer in a range."
     def number(text: str) -> int:
@@ -149,7 +149,7 @@ def _url(text: str) -> str:
         raise argparse.ArgumentTypeError(f"{text!r} does not start with http:// or https://")
     return text.rstrip("/")
 
-
+# %% ../nbs/11a_cli.ipynb #4066f125
 def _add_serve(commands):
     "Arguments of `serve`."
     command = commands.add_parser("serve", help="answer HTTP clients", description="The site as an HTTP server.")

@@ -106,7 +106,7 @@ def recorded(handle: Callable, recording: Recording) -> Callable:
         return answer
     return wrapped
 
-# %% ../nbs/12a_record.ipynb #2a2d2293
+# %% ../nbs/12a_record.ipynb #a66bc1c4
 MEMBERS = {"method": str, "path": str, "query": dict, "headers": dict, "status": int, "answer_headers": dict}
 
 
@@ -117,7 +117,7 @@ def _check_exchange(line) -> str | None:
     wrong = [name for name, kind in MEMBERS.items() if not isinstance(line.get(name), kind)]
     return f"{wrong[0]} is missing or of the wrong type" if wrong else None
 
-
+# %% ../nbs/12a_record.ipynb #9c4f3343
 def _text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8")

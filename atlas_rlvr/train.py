@@ -389,7 +389,7 @@ class Batches:
             self.recorder.end_batch(row["batch"], row["epoch"], row["seconds"])
         return row | shares(records)
 
-# %% ../nbs/05_train.ipynb #d9704a96
+# %% ../nbs/05_train.ipynb #eb66fea6
 class Ledger(Batches):
     "The reward function of a run, and what it has seen."
 
@@ -412,8 +412,7 @@ class Ledger(Batches):
             "messages": (prompt or []) + completion}
         if run.values["faults"]:
             record = under_faults(record, task, environment)
-        if record["phase"] == "train":
-            record |= self._place(task["id"])
+        record |= self._place(task["id"]) if record["phase"] == "train" else {}
         self.records.append(record)
         if self.recorder:
             self.recorder.append(record)
@@ -485,7 +484,7 @@ def grpo_config(run: Run, folder: Path):  # folder: for checkpoints
         disable_tqdm=True, chat_template_kwargs={"enable_thinking": values["enable_thinking"]},
         **{name: values[name] for name in CONFIG_FIELDS})
 
-# %% ../nbs/05_train.ipynb #92207f24
+# %% ../nbs/05_train.ipynb #c54ddf2f
 def stop_rule(run: Run, ledger: Ledger):
     "The stop rule as a callback whose state every checkpoint keeps."
     from transformers import TrainerCallback
@@ -505,7 +504,7 @@ def count_tokens(trainer, ledger: Ledger):
         return made
     trainer._generate = counted
 
-
+# %% ../nbs/05_train.ipynb #56f826c8
 def make_trainer(run: Run, model, tokenizer, config, rows: list[dict], ledger: Ledger, callbacks=()):
     "TRL's trainer on one scenario; its own printing is switched off."
     from datasets import Dataset
