@@ -7,7 +7,7 @@ __all__ = ['LIBRARY', 'MAX_DEPTH', 'MAX_VARIANTS', 'IS', 'RULES', 'FORMATS', 'ME
            'load_document', 'resolve', 'flat', 'variants', 'kinds', 'Violation', 'same', 'wanted', 'violations',
            'Operation', 'base_path', 'operations', 'find_operation', 'is_split', 'argument_schema',
            'as_parameter_violations', 'argument_violations', 'Request', 'request_of', 'path_values', 'arguments_of',
-           'inlined', 'tool_name', 'tool_schema', 'Impossible', 'a_value']
+           'is_inside', 'inlined', 'tool_name', 'tool_schema', 'Impossible', 'a_value']
 
 # %% ../nbs/18a_openapi.ipynb #9f1fbdce
 import base64
@@ -101,7 +101,7 @@ def resolve(document: dict, node) -> dict:
         node = {**_pointed(document, seen[-1]), **{name: value for name, value in node.items() if name != "$ref"}}
     return node if isinstance(node, dict) else {}
 
-# %% ../nbs/18a_openapi.ipynb #f2c474c7
+# %% ../nbs/18a_openapi.ipynb #a928254d
 MAX_DEPTH, MAX_VARIANTS = 40, 40
 
 
@@ -117,19 +117,22 @@ def _merged(one: dict, other: dict) -> dict:
     made = {**one, **other}
     for name, value in (("properties", _both(one, other, "properties")),
                         ("required", list(dict.fromkeys([*one.get("required", ()), *other.get("required", ())]))),
-                        ("choices", [*one.get("choices", ()), *other.get("choices", ())])):
+                        ("choices", [*one.get("choices", ()), *other.get("choices", ())]),
+                        ("refs", [*one.get("refs", ()), *other.get("refs", ())])):
         made |= {name: value} if value else {}
     if "enum" in one and "enum" in other:
         made["enum"] = [value for value in one["enum"] if value in other["enum"]]
     return made
 
-# %% ../nbs/18a_openapi.ipynb #840996f4
+# %% ../nbs/18a_openapi.ipynb #29108eb6
 def flat(document: dict, schema, depth: int = 0) -> dict:
-    "A schema without `$ref` and `allOf` at its top; `choices` lists what `oneOf` and `anyOf` offer."
+    "A schema without `$ref` and `allOf` at its top; `choices` is what `oneOf` and `anyOf` offer, `refs` what was followed."
     if depth > MAX_DEPTH:
         raise ValueError("a schema contains itself through allOf")
+    met = [schema["$ref"]] if isinstance(schema, dict) and "$ref" in schema else []
     schema = resolve(document, schema)
     own = {name: value for name, value in schema.items() if name not in ("allOf", "oneOf", "anyOf")}
+    own |= {"refs": met} if met else {}
     own |= {"choices": choices} if (choices := [schema[name] for name in ("oneOf", "anyOf") if schema.get(name)]) else {}
     return reduce(_merged, (flat(document, part, depth + 1) for part in schema.get("allOf", ())), own)
 
@@ -368,7 +371,7 @@ def is_split(document: dict, operation: Operation) -> bool:
     shared = named & {name for name, inner in found[0]["properties"].items() if not resolve(document, inner).get("readOnly")}
     return shared <= set(operation.names("path")) & set(wanted(document, found[0]))
 
-# %% ../nbs/18a_openapi.ipynb #0873c15a
+# %% ../nbs/18a_openapi.ipynb #7b567915
 def argument_schema(document: dict, operation: Operation) -> dict:
     "The schema of the arguments of a tool for an operation, references and all."
     rows = [row for row in operation.parameters if row["in"] in ("path", "query")]
@@ -377,7 +380,7 @@ def argument_schema(document: dict, operation: Operation) -> dict:
     if operation.body is None:
         return {**made, "additionalProperties": False}
     if is_split(document, operation):
-        body = variants(document, operation.body)[0]
+        body = {name: value for name, value in variants(document, operation.body)[0].items() if name != "refs"}
         hidden = {name for name, inner in body["properties"].items() if resolve(document, inner).get("readOnly")}
         members = {name: inner for name, inner in body["properties"].items() if name not in hidden}
         return {**body, "properties": {**made["properties"], **members},
@@ -506,17 +509,24 @@ def _inline_variant(document: dict, schema: dict, above: tuple, only) -> dict:
         made["items"] = inlined(document, schema.get("items", {}), above, only)
     return made
 
-# %% ../nbs/18a_openapi.ipynb #d85cdd68
-def inlined(document: dict, schema, above: tuple = (), only: list[str] | None = None) -> dict:  # above: references met
+# %% ../nbs/18a_openapi.ipynb #2a470de3
+def is_inside(schema: dict, above: tuple) -> bool:  # schema: flat; above: references followed, level by level
+    "True for a schema that was met on the way, and where the way is long."
+    return len(above) > INLINE_DEPTH or any(set(schema.get("refs", ())) & set(level) for level in above)
+
+
+def _only_type(schema: dict) -> dict:
+    return {"type": kinds(schema)[0]} if kinds(schema) else {}
+
+
+def inlined(document: dict, schema, above: tuple = (), only: list[str] | None = None) -> dict:
     "A schema without references, as deep as a tool needs it."
-    name = schema.get("$ref") if isinstance(schema, dict) else None
-    if len(above) > INLINE_DEPTH or name and name in above:
-        return {"type": allowed[0]} if (allowed := kinds(flat(document, schema))) else {}
     offered = variants(document, schema)
     if only is not None:
         named = {path.split(".")[0].removesuffix("[]") for path in only}
         offered = [one for one in offered if named >= set(wanted(document, one))] or offered
-    made = [_inline_variant(document, one, (*above, name or ""), only) for one in offered]
+    made = [_only_type(one) if is_inside(one, above)
+            else _inline_variant(document, one, (*above, tuple(one.get("refs", ()))), only) for one in offered]
     return made[0] if len(made) == 1 else {"anyOf": made}
 
 # %% ../nbs/18a_openapi.ipynb #683f2379
@@ -609,17 +619,16 @@ def _of_kind(document: dict, schema: dict, rng: random.Random, above: tuple):
               "number": lambda: _a_number(schema, rng, float), "boolean": lambda: rng.random() < 0.5}
     return makers[kind]()
 
-# %% ../nbs/18a_openapi.ipynb #1ed6d58f
-def a_value(document: dict, schema, rng: random.Random, above: tuple = ()):  # above: references met on the way
+# %% ../nbs/18a_openapi.ipynb #ccdf27c1
+def a_value(document: dict, schema, rng: random.Random, above: tuple = ()):  # above: references followed, by level
     "A value that the schema has nothing against."
-    name = schema.get("$ref") if isinstance(schema, dict) else None
-    if name and name in above or len(above) > INLINE_DEPTH:
-        raise Impossible("the schema is inside itself")
-    reason = Impossible("no variant")
+    reason = Impossible("the schema is inside itself")
     for one in variants(document, schema):
+        if is_inside(one, above):
+            continue
         fixed = [value for value in one.get("enum", [one["const"]] if "const" in one else []) if value is not None]
         try:
-            made = rng.choice(fixed) if fixed else _of_kind(document, one, rng, (*above, name or ""))
+            made = rng.choice(fixed) if fixed else _of_kind(document, one, rng, (*above, tuple(one.get("refs", ()))))
         except Impossible as error:
             reason = error
             continue

@@ -187,6 +187,17 @@ def test_a_tool_schema_of_a_recursive_document_ends():
     assert "$ref" not in text and len(text) < 2000
 
 
+@pytest.mark.parametrize("wrap", [lambda ref: ref, lambda ref: {"anyOf": [ref, {"type": "null"}]}, lambda ref: {"allOf": [ref]}],
+                         ids=["plain", "anyOf", "allOf"])
+def test_recursion_is_seen_through_every_composition(wrap):
+    pet = {"type": "object", "required": ["name"], "properties": {"name": {"type": "string"}, "owner": wrap({"$ref": "#/components/schemas/Pet"})}}
+    document = {"openapi": "3.1.0", "components": {"schemas": {"Pet": pet}}, "paths": {"/pets": {"post": {"operationId": "add", "requestBody": {
+        "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Pet"}}}}}}}}
+    one = synthesise(document, "add")
+    assert json.dumps(one.tool).count('"name"') <= 6 and json.dumps(one.gold).count("name") <= 2
+    assert violations(document, one.operation.body, one.gold) == []
+
+
 @pytest.mark.parametrize("name", ["addBook", "lend", "getShelf", "removeBook"])
 def test_a_tool_schema_is_a_schema(name):
     tool = tool_schema(LIBRARY, find_operation(LIBRARY, name))
