@@ -59,7 +59,7 @@ def _line(path: Path, n: int, line: bytes) -> dict:
     except UnicodeDecodeError:
         raise ValueError(f"{where}: the file is cut or damaged (not UTF-8); {MEND}") from None
 
-# %% ../nbs/19_proof.ipynb #66defdcb
+# %% ../nbs/19_proof.ipynb #9aca78e4
 def stream(path: str | Path) -> Iterator[dict]:
     "The records of a rollouts file or of a run's `rollouts.jsonl`, one in memory at a time."
     path = Path(path)
@@ -68,7 +68,7 @@ def stream(path: str | Path) -> Iterator[dict]:
     with open(path, "rb") as file:
         lines = (_line(path, n, line) for n, line in enumerate(file, 1) if line.strip())
         for n, record in enumerate(lines if path.suffix == ".jsonl" else _members(path, file), 1):
-            if not isinstance(record, dict):
+            if type(record) is not dict:
                 raise ValueError(f"{path}, record {n}: it is no object; {MEND}")
             yield record
 

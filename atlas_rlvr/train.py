@@ -28,7 +28,7 @@ from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 
-# %% ../nbs/05_train.ipynb #7c787ff3
+# %% ../nbs/05_train.ipynb #2b86ee44
 from . import audited, rewards  # noqa: F401 (audited registers its reward set)
 from .environments import ENVIRONMENTS, tool_schemas, transcript
 from .faults import FAULTY_HASH, Plan, check_faults, planned, rollout_plan, under_faults
@@ -49,7 +49,7 @@ from atlas_rlvr.runs import (
     set_aside,
     write_json,
 )
-from .scenarios import SCENARIOS, gold_calls, lint, load_tasks, messages, more_tasks, task_env
+from .scenarios import DATA, gold_calls, lint, load_tasks, messages, more_tasks, task_env
 from .tool_calls import build_trace, call_to_json, response_parser, rollout_outcome
 
 # %% ../nbs/05_train.ipynb #aae6b1e2
@@ -158,10 +158,10 @@ def settings(model: str, scenario: str, **changes) -> dict:  # changes: values o
     return {name: value.get(scenario, value.get("other")) if isinstance(value, dict) else value
             for name, value in values.items()}
 
-# %% ../nbs/05_train.ipynb #37bda23f
+# %% ../nbs/05_train.ipynb #e042b2a7
 def choose_model(scenario: str, model: str, gpu: bool) -> str:  # gpu: can torch use a CUDA device
     "The name of a recipe, or one sentence on why not."
-    check_choice("scenario", scenario, SCENARIOS)
+    check_choice("scenario", scenario, tuple(DATA))
     name = resolve_model(model, scenario, gpu)
     if name in GPU_MODELS and not gpu:
         raise ValueError(f"model `{name}` needs a GPU that torch can use, and there is none; use `-p model embedded`")

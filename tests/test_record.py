@@ -9,8 +9,8 @@ from urllib.request import Request, urlopen
 import pytest
 
 from atlas_rlvr import record
-from atlas_rlvr.environments import ENVIRONMENTS, SEEDS, run_calls
 from atlas_rlvr.cli import main
+from atlas_rlvr.environments import ENVIRONMENTS, SEEDS, run_calls
 from atlas_rlvr.faults import Faults, expand
 from atlas_rlvr.record import (
     CANARY,
