@@ -67,7 +67,7 @@ def _recording(path: str | None, secrets: list[str]):
     read_recording(file)
     return Recording(file, tuple(secrets))
 
-# %% ../nbs/11a_cli.ipynb #d8ee3c90
+# %% ../nbs/11a_cli.ipynb #85602fbe
 def _listen(host: str, port: int):
     "A listening socket, or a sentence why there is none."
     from atlas_rlvr.server import listen
@@ -80,7 +80,7 @@ def _listen(host: str, port: int):
 
 def serve(options):
     "`atlas-rlvr serve`"
-    need("serve", "starlette", "uvicorn", "orjson")
+    need("serve", "uvicorn", "orjson")
     from atlas_rlvr.faults import find_plan
     from atlas_rlvr.server import Site, make_tokens, pick_task, run
     if options.task and not options.scenario:

@@ -5,9 +5,9 @@
 # %% auto #0
 __all__ = ['SITE', 'LINKS', 'V1_ROUTES', 'ADMIN', 'TARGET', 'HOST', 'pick_task', 'in_front', 'Session', 'credential', 'refusal',
            'stranger', 'relink', 'Site', 'make_tokens', 'respond', 'session_calls', 'session_score', 'administer',
-           'OriginForm', 'compact', 'answer', 'cut', 'reply', 'make_app', 'listen', 'make_server', 'run']
+           'origin_form', 'compact', 'answer', 'cut', 'reply', 'make_app', 'listen', 'make_server', 'run']
 
-# %% ../nbs/11_server.ipynb #a2595da7
+# %% ../nbs/11_server.ipynb #cfb7c763
 import asyncio
 import base64
 import json
@@ -16,6 +16,7 @@ import signal
 import socket
 import time
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from urllib.parse import parse_qsl, unquote
 
 from .environments import ROUTES, SEEDS, TOOLS
@@ -97,16 +98,21 @@ def stranger(scheme: str, token: str | None, request: tuple, base: str) -> tuple
     challenge = {"WWW-Authenticate": f'OAuth realm="{base}"'} if status == 401 else {}
     return status, headers | challenge, body
 
-# %% ../nbs/11_server.ipynb #a6f7feae
+# %% ../nbs/11_server.ipynb #92595bc5
 SITE = "https://synthetic.atlassian.net"
 LINKS = ("self", "base", "baseUrl", "displayUrl")  # members that hold a link
 
 
+@lru_cache(maxsize=64)
+def _starts(base: str) -> list[tuple[str, str]]:
+    "How a link begins in JSON text, on the site and under `base`."
+    return [(f'"{name}":"{SITE}', f'"{name}":{json.dumps(base)[:-1]}') for name in LINKS]
+
+
 def relink(text: str, base: str) -> str:  # text: compact JSON, on which this is much faster than on its value
     "A body whose links begin with `base` instead of the synthetic site's address."
-    start = json.dumps(base)[:-1]
-    for name in LINKS:
-        text = text.replace(f'"{name}":"{SITE}', f'"{name}":{start}')
+    for old, new in _starts(base):
+        text = text.replace(old, new)
     return text
 
 # %% ../nbs/11_server.ipynb #82e90aae
@@ -305,25 +311,19 @@ def administer(site: Site, method: str, path: str, headers: dict, body: str) -> 
         return api_error("server.admin.unknown", method=method, path=path, calls=known)
     return call(session, body)
 
-# %% ../nbs/11_server.ipynb #d63ee0c1
+# %% ../nbs/11_server.ipynb #5d7dbfdb
 TARGET = re.compile(rb"(?i)https?://([^/?#]*)(/.*)?")
 
 
-class OriginForm:
-    "Middleware: absolute-form targets become a path and a Host header; any other target gets its slash."
-
-    def __init__(self, app):
-        self.app = app
-
-    async def __call__(self, scope, receive, send):
-        raw = scope.get("raw_path", b"/")
-        if scope["type"] == "http" and not raw.startswith(b"/"):
-            found = TARGET.fullmatch(raw)
-            path = (found[2] or b"/") if found else b"/" + raw
-            others = [(name, value) for name, value in scope["headers"] if name != b"host"]
-            host = [(b"host", found[1])] if found else []
-            scope = {**scope, "path": unquote(path.decode("latin-1")), "raw_path": path, "headers": host + others}
-        await self.app(scope, receive, send)
+def origin_form(scope: dict) -> dict:  # of ASGI
+    "Absolute-form targets become a path and a Host header; any other target gets its slash."
+    raw = scope["raw_path"]
+    if raw.startswith(b"/"):
+        return scope
+    found = TARGET.fullmatch(raw)
+    path = (found[2] or b"/") if found else b"/" + raw
+    others = [(name, value) for name, value in scope["headers"] if name != b"host"]
+    return scope | {"raw_path": path, "headers": ([(b"host", found[1])] if found else []) + others}
 
 # %% ../nbs/11_server.ipynb #4ba6919c
 async def _read(receive, limit: int) -> str | None:  # None: too large
@@ -397,7 +397,7 @@ async def cut(scope: dict, receive):
     scope["state"]["transport"].abort()
     await receive()  # until the server has noticed
 
-# %% ../nbs/11_server.ipynb #cfdbfd6c
+# %% ../nbs/11_server.ipynb #b98f4c25
 async def reply(send, body: bytes, status: int, headers: dict):
     "Send an answer; only a status that has no body has no length."
     sent = [(name.lower().encode("latin-1"), value.encode("latin-1")) for name, value in headers.items()]
@@ -408,21 +408,16 @@ async def reply(send, body: bytes, status: int, headers: dict):
 
 
 def make_app(site: Site):
-    "The ASGI application of a site. Every path and method is the site's, so there is no route."
-    from starlette.applications import Starlette
-    from starlette.middleware import Middleware
-
-    async def endpoint(scope, receive, send):
+    "The ASGI application of a site."
+    async def app(scope, receive, send):
         try:
-            body, status, headers = await answer(site, scope, receive)
+            body, status, headers = await answer(site, origin_form(scope), receive)
         except ConnectionAbortedError:  # half a request is none
             return
         headers, late, reset = transport(headers)
         if late:  # even a sleep of zero waits for a turn of the loop
             await asyncio.sleep(late)
         await (cut(scope, receive) if reset else reply(send, body, status, headers))
-    app = Starlette(middleware=[Middleware(OriginForm)])
-    app.router.default = endpoint  # not a route, whose pattern would refuse a line break in a path
     return app
 
 # %% ../nbs/11_server.ipynb #f3b1bf8c

@@ -197,7 +197,7 @@ def test_a_port_in_use_is_one_sentence():
 
 
 @pytest.mark.parametrize("arguments, package, extra", [
-    (["serve"], "starlette", "serve"), (["serve"], "uvicorn", "serve"), (["serve"], "orjson", "serve"),
+    (["serve"], "uvicorn", "serve"), (["serve"], "orjson", "serve"),
     (["mcp", "--scenario", "page"], "mcp", "mcp")])
 def test_without_the_extra_a_command_names_it(arguments, package, extra, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, package, None)
@@ -210,7 +210,7 @@ def test_without_the_extra_a_command_names_it(arguments, package, extra, monkeyp
 def test_the_script_and_the_extras_are_declared():
     settings = ConfigParser(delimiters=["="])
     settings.read(ROOT / "settings.ini", encoding="utf-8")
-    assert {"starlette", "uvicorn", "orjson"} == {re.split(r"\W", one)[0] for one in settings["DEFAULT"]["serve_requirements"].split()}
+    assert {"uvicorn", "orjson"} == {re.split(r"\W", one)[0] for one in settings["DEFAULT"]["serve_requirements"].split()}
     assert settings["DEFAULT"]["mcp_requirements"].startswith("mcp>=2")
     setup = (ROOT / "setup.py").read_text(encoding="utf-8")
     assert "console_scripts" in setup and ".cli:main" in setup
