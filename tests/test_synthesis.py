@@ -624,6 +624,8 @@ def pages_document():
 
 @pytest.fixture
 def installed():
+    for tool in ("get_page_by_id", "update_page"):  # a page that ran in this process may have made another scenario of them
+        document_scenario.SCHEMAS.pop(tool, None)
     document_scenario.install_operation(pages_document(), "updatePage", "update", train=8, held_out=4)
     return scenarios.DATA["update"]["tasks"]
 
