@@ -15,13 +15,14 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-# %% ../nbs/23_supervised.ipynb #32bae492
+# %% ../nbs/23_supervised.ipynb #443135af
 from .environments import tool_schemas, transcript
-from .runs import Recorder, check_choice, finished, read_lines, recover, result_text, set_aside, write_json
+from .runs import Recorder, check_choice, read_lines, recover, write_json
 from .scenarios import gold_calls, messages, task_env
 from .tool_calls import to_template
 from atlas_rlvr.train import (
     Run,
+    already_done,
     check_budget,
     choose_model,
     device_line,
@@ -240,15 +241,12 @@ def carry_out(run: Imitation) -> dict:  # what run.json then holds
     minutes = (kept_state(newest_checkpoint(run.folder))["seconds"] + table["seconds"]) / 60
     return write_run(run, "budget", minutes=round(minutes, 2), demonstrations=table)
 
-# %% ../nbs/23_supervised.ipynb #13a5661f
+# %% ../nbs/23_supervised.ipynb #4bd4a12e
 def supervise(scenario: str, source: str, model: str = "auto", seed: int = 0, fresh: bool = False, **changes) -> dict:
     "Supervised training on one scenario; the same call goes on with an interrupted run and shows a finished one."
     run = plan_imitation(scenario, source, choose_model(scenario, model, has_gpu()), seed, **changes)
-    if fresh:
-        set_aside(run.folder)
-    if finished(run.folder):
-        print(f"{result_text(finished(run.folder))}. Nothing was changed; `-p fresh True` runs it again.")
-        return finished(run.folder)
+    if found := already_done(run, fresh):
+        return found
     quiet_libraries(run.values)
     print(device_line(run.values), flush=True)
     result = carry_out(run)

@@ -11,7 +11,7 @@ __all__ = ['PAPER', 'OURS', 'OTHER', 'EMBEDDED', 'SMOLLM2', 'RECIPES', 'NAMED', 
            'count_tokens', 'make_trainer', 'load_model', 'load_smollm2', 'evaluate', 'interval', 'summary',
            'print_summary', 'trainer_state', 'newest_checkpoint', 'stop_state', 'batches_done', 'epoch_means',
            'minutes_to_goal', 'start_folder', 'start_checkpoint', 'tokens_used', 'budget_spent', 'reward_rows',
-           'write_run', 'split_tasks', 'measure', 'learn', 'stopped', 'carry_out', 'train']
+           'write_run', 'split_tasks', 'measure', 'learn', 'stopped', 'carry_out', 'already_done', 'train']
 
 # %% ../nbs/05_train.ipynb #28e4e3dd
 import csv
@@ -733,15 +733,22 @@ def carry_out(run: Run) -> dict:  # what run.json then holds
     measure(run, model, tokenizer, recorder, "after")
     return write_run(run, reason)
 
-# %% ../nbs/05_train.ipynb #1823dff0
+# %% ../nbs/05_train.ipynb #355276a6
+def already_done(run: Run, fresh: bool = False) -> dict | None:  # fresh: set an old run aside instead
+    "The result of a finished run, shown; None where there is something to do."
+    if fresh:
+        set_aside(run.folder)
+    found = finished(run.folder)
+    if found:
+        print(f"{result_text(found)}. Nothing was changed; `-p fresh True` runs it again.")
+    return found
+
+
 def train(scenario: str, model: str = "auto", seed: int = 0, fresh: bool = False, **changes) -> dict:  # run.json
     "Train one scenario; the same call goes on with an interrupted run and shows a finished one."
     run = plan_run(scenario, choose_model(scenario, model, has_gpu()), seed, **changes)
-    if fresh:
-        set_aside(run.folder)
-    if finished(run.folder):
-        print(f"{result_text(finished(run.folder))}. Nothing was changed; `-p fresh True` runs it again.")
-        return finished(run.folder)
+    if found := already_done(run, fresh):
+        return found
     quiet_libraries(run.values)
     print(device_line(run.values), flush=True)
     try:
