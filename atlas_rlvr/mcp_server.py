@@ -5,7 +5,7 @@
 # %% auto #0
 __all__ = ['Rollout', 'read_trace', 'score_trace', 'make_server', 'run']
 
-# %% ../nbs/13_mcp.ipynb #30a2274d
+# %% ../nbs/13_mcp.ipynb #c5a2baed
 import json
 import signal
 from dataclasses import asdict
@@ -13,16 +13,18 @@ from pathlib import Path
 
 from .environments import execute, tool_schemas
 from .rewards import score
+from .runs import set_aside
 from .scenarios import system_prompt, task_env
 from .server import pick_task
 from .tool_calls import Call, build_trace, call_from_json, call_to_json
 
-# %% ../nbs/13_mcp.ipynb #3641500a
+# %% ../nbs/13_mcp.ipynb #fd3afdb4
 class Rollout:
     "A task's environment, the transcript so far, and the file that mirrors it."
 
     def __init__(self, task: dict, dialect: str = "paper", trace: Path | None = None):
         self.task, self.dialect, self.trace = task, dialect, trace
+        self.old = trace and set_aside(trace)  # where an older file of that name went
         self.begin()
 
     def begin(self):

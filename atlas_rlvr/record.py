@@ -7,7 +7,7 @@ __all__ = ['KEPT', 'EMAIL', 'TOKEN', 'NAMED', 'TENANT', 'SECRET', 'GONE', 'SOMEO
            'WANTED', 'OURS', 'Scrubber', 'kept_headers', 'exchange', 'Recording', 'recorded', 'read_recording',
            'Replay', 'verdict', 'diff', 'record_http', 'canary', 'report']
 
-# %% ../nbs/12a_record.ipynb #4cf38d48
+# %% ../nbs/12a_record.ipynb #6895f5b3
 import base64
 import json
 import os
@@ -22,6 +22,7 @@ from urllib.parse import parse_qs, quote, urlencode, urlsplit
 from urllib.request import HTTPRedirectHandler, Request, build_opener
 
 from .environments import SEEDS
+from .runs import set_aside
 from .wire import handle as site
 from .world import World, api_error, canonical
 
@@ -329,7 +330,7 @@ def _asked(method: str, path: str, query: dict, body) -> tuple:
     "The request as `handle` takes it."
     return method, path, query, {"Content-Type": "application/json"}, "" if body is None else json.dumps(body)
 
-# %% ../nbs/12a_record.ipynb #af7c2fd1
+# %% ../nbs/12a_record.ipynb #71e59758
 def _compare(send: Callable, recording: Recording) -> Iterator[dict]:  # send: (method, path, query, body) → answer
     "Ask the tenant and the synthetic site the same, one row a question."
     names, world, scrub = {}, World(SEEDS["wire"]), Scrubber()
@@ -351,7 +352,7 @@ def canary(base_url: str, live: bool = False, out: str | Path = "canary.jsonl") 
     base, authorization = _checked_base(base_url), _credentials()
     secrets = os.environ["ATLAS_TOKEN"], os.environ["ATLAS_EMAIL"]
     recording = Recording(out, secrets, urlsplit(base).netloc)
-    recording.path.unlink(missing_ok=True)
+    set_aside(recording.path)
     return list(_compare(partial(_send, base, authorization), recording))
 
 # %% ../nbs/12a_record.ipynb #8345d667

@@ -387,7 +387,7 @@ def unique(records: list[dict]) -> list[dict]:
             raise ValueError(f"two rollouts that differ are named {record_key(record)}; give one run another seed")
     return list(kept.values())
 
-# %% ../nbs/04a_runs.ipynb #485595fe
+# %% ../nbs/04a_runs.ipynb #79eb8cb8
 def run_folders() -> list[Path]:
     "Every run of the project, without those that were set aside."
     folders = sorted(path.parent for path in (project_root() / "results" / "runs").glob("*/*/rollouts.jsonl"))
@@ -407,6 +407,10 @@ def plain_runs() -> list[Path]:
 def collect(runs: list[Path] | None = None, path: Path | None = None) -> dict:  # runs: default `plain_runs()`
     "Merge run folders into one rollouts file, written to `path` if there is one."
     runs = [Path(folder) for folder in (plain_runs() if runs is None else runs)]
+    absent = [str(folder) for folder in runs if not (folder / "rollouts.jsonl").is_file()]
+    if absent or not runs:
+        raise ValueError(f"{', '.join(absent) or 'results/runs'}: there is no run here; train or evaluate first, or name the "
+                         "folder of a run")
     records = unique([compact(record) for folder in runs for record in read_lines(folder / "rollouts.jsonl")])
     suite = {"reward_hash": one_hash(records), "runs": [run for folder in runs if (run := read_run(folder))]}
     data = {"schema": SCHEMA, "manifest": manifest(), "suite": suite, "rollouts": records}

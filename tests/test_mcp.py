@@ -138,3 +138,9 @@ def test_a_damaged_trace_is_one_sentence(text, reason, tmp_path, capsys):
         main(["score", str(path)])
     out, err = capsys.readouterr()
     assert (out, err.count("\n")) == ("", 1) and reason in err
+
+
+def test_an_older_file_survives_a_trace(tmp_path):
+    (tmp_path / "t.jsonl").write_text("precious")
+    Rollout(pick_task("subtask", None, "paper"), trace=tmp_path / "t.jsonl")
+    assert (tmp_path / "t.aside-1.jsonl").read_text() == "precious"

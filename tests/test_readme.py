@@ -5,11 +5,15 @@ from pathlib import Path
 
 import pytest
 
+from atlas_rlvr.final_state import final_state, goal_reached
+from atlas_rlvr.rewards import replay
+from atlas_rlvr.scenarios import find_task
 from atlas_rlvr.train import minutes_to_goal
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
-SUITE = json.loads((ROOT / "results/atlassian_rollouts.json").read_text(encoding="utf-8"))["suite"]["runs"]
+SHIPPED = json.loads((ROOT / "results/atlassian_rollouts.json").read_text(encoding="utf-8"))
+SUITE = SHIPPED["suite"]["runs"]
 SEEDS = [json.loads(path.read_text(encoding="utf-8")) for path in sorted((ROOT / "results/seeds").glob("*.json"))]
 
 
@@ -29,21 +33,30 @@ def lift(run, split):
     return f"{short(run[split]['before']['mean'])} → {short(run[split]['after']['mean'])}"
 
 
+def reached(scenario, phase):
+    "(rollouts that reach the goal, rollouts) of the held-out tasks."
+    ends = [goal_reached(task, final_state(task, replay(record))) for record in SHIPPED["rollouts"]
+            if (record["scenario"], record["split"], record["phase"]) == (scenario, "held_out", phase)
+            for task in [find_task(scenario, record["task"])]]
+    return sum(ends), len(ends)
+
+
 @pytest.mark.parametrize("run", SUITE, ids=[run["scenario"] for run in SUITE])
 def test_the_table_of_scenarios(run):
     row = rows("`-p scenario`")[f"`{run['scenario']}`",]
-    assert row[2:] == [lift(run, "train"), lift(run, "held_out"), f"{run['minutes_to_095']:.1f} min",
+    (before, n), (after, _) = reached(run["scenario"], "before"), reached(run["scenario"], "after")
+    assert row[2:] == [lift(run, "train"), lift(run, "held_out"), f"{before} → {after} of {n}", f"{run['minutes_to_095']:.1f} min",
                        f"`{run['stop_reason']}` after {run['batches']} batches, {run['minutes']:.0f} min"]
 
 
 @pytest.mark.parametrize("run", SEEDS, ids=[f"{run['scenario']}-{run['seed']}" for run in SEEDS])
 def test_the_table_of_other_seeds(run):
     batches, per_epoch = run["batches_seen"], run["config"]["batches_per_epoch"]
-    reached = minutes_to_goal(batches, per_epoch)
-    assert reached == run["minutes_to_095"] and len(batches) == run["batches"]
+    minutes = minutes_to_goal(batches, per_epoch)
+    assert minutes == run["minutes_to_095"] and len(batches) == run["batches"]
     assert round(sum(row["seconds"] for row in batches) / 60, 2) == run["minutes"]
     row = next(row for row in rows("scenario, seed") if row[0] == f"`{run['scenario']}`, {run['seed']}")
-    assert row[1:] == [lift(run, "train"), lift(run, "held_out"), f"{reached:.1f} min",
+    assert row[1:] == [lift(run, "train"), lift(run, "held_out"), f"{minutes:.1f} min",
                        f"`{run['stop_reason']}` after {run['batches']} batches, {run['minutes']:.0f} min"]
 
 

@@ -351,3 +351,10 @@ def test_the_commands_exit_codes(tmp_path, server, signed, capsys, monkeypatch):
     assert command(server.url, "--live") == 2
     printed = capsys.readouterr()
     assert len(printed.err.strip().split("\n")) == 3 and leaks(printed.err + printed.out) == []
+
+
+def test_an_older_file_survives_the_canary(tmp_path, signed):
+    (tmp_path / "c.jsonl").write_text("precious")
+    with pytest.raises(OSError):
+        canary("https://x.invalid", live=True, out=tmp_path / "c.jsonl")
+    assert (tmp_path / "c.aside-1.jsonl").read_text() == "precious"

@@ -368,6 +368,10 @@ def test_collect_leaves_out_what_was_set_aside(tmp_path, monkeypatch):
     set_aside(folder)
     fill(folder, [1])
     assert len(collect()["rollouts"]) == 2
+    for wrong in ([], [tmp_path / "nothing"]):
+        with pytest.raises(ValueError, match="there is no run here; train or evaluate first"):
+            collect(wrong, tmp_path / "kept.json")
+    assert not (tmp_path / "kept.json").exists()
 
 
 def test_the_manifest_names_no_place_and_no_person():
