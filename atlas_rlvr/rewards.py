@@ -422,10 +422,19 @@ def _rescored(record: dict, rewards: str) -> dict:
     differs += ["answers"] * ([(c.outcome, c.status) for c in trace] != [(c.outcome, c.status) for c in stored])
     return {**row, "new": {"reward": new.reward, "raw": new.raw, "hash": new.hash}, "skipped": False, "differs": differs}
 
-# %% ../nbs/03_rewards.ipynb #9e783203
+# %% ../nbs/03_rewards.ipynb #d15c491c
+def _judged(path: str | Path, number: int, record: dict, rewards: str) -> dict:
+    "The row of a record, or one sentence that says which record is damaged."
+    try:
+        return _rescored(record, rewards)
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path}, record {number}: it cannot be scored ({error!r}); bring the file back from a copy") from None
+
+
 def rescore(path: str | Path, rewards: str = "paper") -> dict:
     "Score every stored rollout again and report where the result differs from what is stored; nothing is written."
-    rows = [_rescored(record, rewards) for record in stored_records(path)]
-    return {"rewards": rewards, "hash": reward_set(rewards).hash, "records": len(rows),
+    chosen = reward_set(rewards)
+    rows = [_judged(path, number, record, rewards) for number, record in enumerate(stored_records(path), 1)]
+    return {"rewards": rewards, "hash": chosen.hash, "records": len(rows),
             "skipped": sum(row["skipped"] for row in rows), "equal": sum(not (r["differs"] or r["skipped"]) for r in rows),
             "differences": [row for row in rows if row["differs"]], "rows": rows}

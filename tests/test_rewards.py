@@ -643,3 +643,12 @@ def test_a_broken_file_gives_one_sentence(tmp_path, text, message):
 def test_a_missing_file_gives_one_sentence(tmp_path):
     with pytest.raises(ValueError, match="there is no such rollouts file"):
         rescore(tmp_path / "rollouts.json")
+
+
+@pytest.mark.parametrize("damage", [{"task": None}, {"calls": "x"}, {"calls": [{}]}, {"calls": [{"name": "a", "zz": 1}]}, 7])
+def test_a_damaged_record_is_named(tmp_path, damage):
+    good = stored("cross", play("cross", READ_ISSUE))
+    bad = {**good, **damage} if isinstance(damage, dict) else damage
+    path = write(tmp_path, [good, bad])
+    with pytest.raises(ValueError, match=r"rollouts\.json, record 2: it cannot be scored"):
+        rescore(path)
