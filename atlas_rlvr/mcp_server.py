@@ -18,20 +18,20 @@ from .scenarios import system_prompt, task_env
 from .server import pick_task
 from .tool_calls import Call, build_trace, call_from_json, call_to_json
 
-# %% ../nbs/13_mcp.ipynb #fd3afdb4
+# %% ../nbs/13_mcp.ipynb #b9eea0d8
 class Rollout:
     "A task's environment, the transcript so far, and the file that mirrors it."
 
     def __init__(self, task: dict, dialect: str = "paper", trace: Path | None = None):
         self.task, self.dialect, self.trace = task, dialect, trace
-        self.old = trace and set_aside(trace)  # where an older file of that name went
+        if trace is not None:
+            set_aside(trace)  # an older file of that name
         self.begin()
 
     def begin(self):
         "A pristine world, an empty transcript, and a file with nothing but its head."
         self.env, self.messages = task_env(self.task, self.dialect), []
-        head = {"scenario": self.task["scenario"], "task": self.task["id"], "dialect": self.dialect}
-        self._write(head, "w")
+        self._write({"scenario": self.task["scenario"], "task": self.task["id"], "dialect": self.dialect}, "w")
 
     def _write(self, row: dict, mode: str):
         if self.trace is not None:
