@@ -11,7 +11,7 @@ __all__ = ['SCHEMA', 'KEY', 'COLUMNS', 'PACKAGES', 'GPU_MODELS', 'MODELS', 'GUES
            'compact', 'one_hash', 'unique', 'run_folders', 'read_run', 'plain_runs', 'collect', 'gpu_present',
            'resolve_model', 'split_command', 'guess_type', 'option_parameters', 'given_parameters',
            'declared_parameters', 'check_names', 'check_types', 'check_choice', 'check_model', 'check_writable',
-           'check_service', 'check_no_service', 'check_run', 'default_output', 'is_project', 'is_ours',
+           'check_service', 'check_no_service', 'check_run', 'default_output', 'is_project', 'is_ours', 'check_place',
            'prepare_command', 'scrub', 'ResultsHandler', 'is_papermill', 'on_import']
 
 # %% ../nbs/04a_runs.ipynb #e35b6dfd
@@ -625,7 +625,15 @@ def is_ours(notebook: Path) -> bool:
     folder = notebook.resolve().parent
     return notebook.suffix == ".ipynb" and notebook.is_file() and folder.name == "nbs" and is_project(folder.parent)
 
-# %% ../nbs/04a_runs.ipynb #ffa49346
+# %% ../nbs/04a_runs.ipynb #b48127c0
+def check_place(notebook: Path, *folders: str):  # folders: the working directory, and that of `--cwd`
+    "The command is given inside a project, where runs and results belong."
+    outside = [Path(folder).resolve() for folder in folders if not is_project(project_root(folder))]
+    if outside:
+        raise ValueError(f"{outside[0]} is outside the project, where nobody would look for runs and results; "
+                         f"run `cd {notebook.resolve().parents[1]}` and then the command again")
+
+# %% ../nbs/04a_runs.ipynb #c2a7ea53
 ONLY_TOLD = {"--help-notebook", "-h", "--help", "--version"}  # nothing is run
 
 
@@ -640,8 +648,9 @@ def prepare_command(argv: list[str]) -> str | None:  # a text to show instead of
     asked = {name: words for name, *words in options}
     if not words or not is_ours(Path(argv[words[0]])) or asked.keys() & ONLY_TOLD:
         return None
-    notebook, root = Path(argv[words[0]]), project_root((asked.get("--cwd") or ["."])[0])
-    declared, given = declared_parameters(notebook), given_parameters(options)
+    notebook, place = Path(argv[words[0]]), (asked.get("--cwd") or ["."])[0]
+    check_place(notebook, ".", place)
+    root, declared, given = project_root(place), declared_parameters(notebook), given_parameters(options)
     check_names(given, declared, argv[words[0]])
     check_types(given, declared)
     values = declared | given

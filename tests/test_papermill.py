@@ -230,6 +230,19 @@ def test_the_last_line_in_a_terminal_is_the_reason(project):
     os.close(theirs)
     assert done.returncode == 2 and os.read(ours, 9999).startswith(b"unknown scenario `x`")
 
+@pytest.mark.parametrize("words", [[], ["mine.ipynb"], ["--cwd", "."]], ids=["plain", "output", "cwd"])
+def test_a_command_from_outside_the_project_says_where_to_go(project, tmp_path_factory, words):
+    outside = tmp_path_factory.mktemp("outside")
+    line = refused(outside, project / "nbs/05_train.ipynb", *words, "-p", "scenario", "subtask")
+    assert line == (f"{outside} is outside the project, where nobody would look for runs and results; "
+                    f"run `cd {project}` and then the command again")
+
+
+def test_a_working_folder_outside_the_project_is_refused_too(project, tmp_path_factory):
+    outside = tmp_path_factory.mktemp("outside")
+    assert f"{outside} is outside the project" in refused(project, "nbs/05_train.ipynb", "--cwd", outside)
+
+
 
 def test_a_baseline_model_that_is_no_name_folder_or_hub_id(project):
     for model in ("nothing", "./no/such/folder", "a/b/c"):
