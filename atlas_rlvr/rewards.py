@@ -319,7 +319,7 @@ class Score:
         "True at reward 1.00; see `clean` for what that may hide."
         return self.reward == 1.0
 
-# %% ../nbs/03_rewards.ipynb #39e9a585
+# %% ../nbs/03_rewards.ipynb #a43733d0
 def reward_set(rewards: str) -> RewardSet:
     "The reward set of that name."
     if rewards not in REWARD_SETS:
@@ -327,9 +327,21 @@ def reward_set(rewards: str) -> RewardSet:
                          "that defines it, for example atlas_rlvr.audited")
     return REWARD_SETS[rewards]
 
+# %% ../nbs/03_rewards.ipynb #d1d5372a
+def _check_kinds(trace, gold):
+    "A trace holds calls, and gold is not the task around it."
+    other = next((call for call in trace if not isinstance(call, Call)), None)
+    if other is not None:
+        raise TypeError(f"a trace holds Call objects, not {type(other).__name__}; `run_calls(env, calls)` makes them of "
+                        "(name, arguments), and `build_trace(messages)` of a transcript")
+    if not isinstance(gold, dict) or {"id", "scenario", "gold"} <= gold.keys():
+        what = "a whole task" if isinstance(gold, dict) else type(gold).__name__
+        raise TypeError(f"gold must be the `gold` of a task, not {what}; pass task[\"gold\"], or call `score_task(task, trace)`")
+
 
 def score(scenario: str, trace: list[Call], gold: dict, rewards: str = "paper", state: dict | None = None) -> Score:
     "The reward of a trace: a pure function of the calls, the gold and, for some sets, the final state (paper, Section 4)."
+    _check_kinds(trace, gold)
     chosen = reward_set(rewards)
     if chosen.reads_state and state is None:
         raise ValueError(f"the reward set {rewards!r} reads the final state; give `state=final_state(task, trace)`, or call "
@@ -343,9 +355,10 @@ def score(scenario: str, trace: list[Call], gold: dict, rewards: str = "paper", 
                  chosen.hash, _counts(scenario, trace, chosen.limits.get(scenario)), _is_clean(scenario, trace, gold),
                  _precision(scenario, trace, gold))
 
-# %% ../nbs/03_rewards.ipynb #fdd124c7
+# %% ../nbs/03_rewards.ipynb #ef2d92ab
 def score_task(task: dict, trace: list[Call], rewards: str = "paper", dialect: str = "paper") -> Score:
     "The reward of a trace of a task; for a set that reads the final state, the calls are played once more to get it."
+    _check_kinds(trace, task["gold"])
     state = final_state(task, trace, dialect) if reward_set(rewards).reads_state else None
     return score(task["scenario"], trace, task["gold"], rewards, state)
 

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from atlas_rlvr.environments import ENVIRONMENTS, TOOLS, run_calls
-from atlas_rlvr.rewards import COMPONENTS, EXCESS_LIMITS, REWARD_HASH, REWARD_SETS, rescore, score
+from atlas_rlvr.rewards import COMPONENTS, EXCESS_LIMITS, REWARD_HASH, REWARD_SETS, rescore, score, score_task
 from atlas_rlvr.scenarios import SCENARIOS, gold_calls, lint, load_tasks, task_env
 from atlas_rlvr.tool_calls import OUTCOMES, Call, call_to_json, parse_message
 
@@ -617,6 +617,19 @@ def test_rescore_executes_only_what_was_executed(tmp_path):
     lost = Call("create_issue", CREATE_ISSUE[1], raw="{", outcome="truncated")
     record = stored("cross", [lost, *play("cross", *CROSS, NEW_ISSUE)])
     assert rescore(write(tmp_path, [record]))["equal"] == 1
+
+
+@pytest.mark.parametrize("rewards", ["paper", "audited"])
+@pytest.mark.parametrize(("trace", "gold", "message"), [
+    ([("get_issue", {})], ISSUE_GOLD, r"not tuple; `run_calls\(env, calls\)` makes them"),
+    ([{"role": "assistant", "content": ""}], ISSUE_GOLD, r"not dict; .*`build_trace\(messages\)`"),
+    ([], TASK, r"not a whole task; pass task\[\"gold\"\], or call `score_task\(task, trace\)`"),
+    ([], None, "must be the `gold` of a task, not NoneType")], ids=["tuples", "messages", "task", "None"])
+def test_what_is_easily_mixed_up_gives_one_sentence(trace, gold, message, rewards):
+    with pytest.raises(TypeError, match=message):
+        score("cross", trace, gold, rewards, {})
+    with pytest.raises(TypeError, match=message):
+        score_task({**TASK, "gold": gold}, trace, rewards)
 
 
 def test_rescore_reads_transcripts_too(tmp_path):
