@@ -150,7 +150,17 @@ def _named(document: dict, write: Operation, gold: dict, reads: tuple[Read, ...]
             gold = next((one for one in both if not argument_violations(document, write, one)), gold)
     return gold
 
-# %% ../nbs/18_synthesis.ipynb #c470e48e
+# %% ../nbs/18_synthesis.ipynb #226d624d
+def _check_gold(document: dict, write: Operation, gold: dict):
+    "Refuse gold that breaks a rule of its own schema."
+    free = [path for path, value in slots(gold).items() if value == ANY or isinstance(value, list) and ANY in value]
+    broken = [fault for fault in argument_violations(document, write, gold)
+              if not any(fault.path == path or fault.path.startswith(path + ".") for path in free)]
+    if broken:
+        said = ", ".join(f"{fault.path or 'the whole'} ({fault.rule})" for fault in broken)
+        raise ValueError(f"the schema of {write.id} forbids this gold: {said}; give arguments that it allows")
+
+
 def synthesise(
     document,  # an OpenAPI document, or the path of one
     operation: str,  # operationId
@@ -164,6 +174,10 @@ def synthesise(
     if createmeta:
         document = with_createmeta(document, operation, createmeta)
     write = find_operation(document, operation)
+    for name in offered or ():
+        find_operation(document, name)  # refuses an unknown one
+    if gold:
+        _check_gold(document, write, gold)
     drawn = gold or a_value(document, argument_schema(document, write), random.Random(f"{operation}/{seed}"))
     paths = list(slots(drawn))
     after = () if write.method == "GET" else reads_after(document, write, paths, offered)

@@ -293,6 +293,25 @@ def test_only_offered_reads_count():
     assert [read.operation.id for read in one.before] == ["getBook"] == [read.operation.id for read in one.after]
 
 
+def test_an_offered_read_that_the_document_does_not_have_is_refused():
+    with pytest.raises(ValueError, match="no operation 'getBooks' in this document; it has for example getBook"):
+        synthesise(LIBRARY, "lend", LEND, offered=["getBook", "getBooks"])
+
+
+@pytest.mark.parametrize(("name", "change", "said"), [
+    ("lend", {"days": "5"}, r"lend forbids this gold: days \(type\); give"), ("addBook", {"state": "lost"}, r"state \(enum\)"),
+    ("addBook", {"pages": 9}, r"pages \(unknown\)"), ("addBook", {"bought": "soon", "shelfId": "3"}, r"shelfId \(type\), bought \(format\)"),
+    ("addBook", {"author": {"name": 7}}, r"author.name \(type\)")], ids=["type", "enum", "unknown", "two", "nested"])
+def test_gold_that_its_own_schema_forbids_is_refused(name, change, said):
+    with pytest.raises(ValueError, match=said):
+        synthesise(LIBRARY, name, GOLD[name] | change)
+
+
+@pytest.mark.parametrize("change", [{"title": ANY}, {"author": ANY}, {"author": {"name": ANY}}, {"state": ANY}])
+def test_gold_may_leave_a_value_open(change):
+    assert synthesise(LIBRARY, "addBook", BOOK | change).gold == BOOK | change
+
+
 # What is paid and what costs
 
 
