@@ -7,8 +7,8 @@ from setuptools import find_packages, setup
 settings = ConfigParser(delimiters=["="])
 settings.read("settings.ini", encoding="utf-8")
 package = settings["DEFAULT"]
-extras = ("train", "serve", "record", "mcp", "clients", "contract", "fuzz", "endpoints", "scaffolds", "test")
-train, serve, record, mcp, clients, contract, fuzz, endpoints, scaffolds, test = (
+extras = ("train", "serve", "record", "mcp", "clients", "contract", "fuzz", "endpoints", "scaffolds", "pretrained", "test")
+train, serve, record, mcp, clients, contract, fuzz, endpoints, scaffolds, pretrained, test = (
     package[f"{extra}_requirements"].split() for extra in extras)
 
 setup(
@@ -25,7 +25,8 @@ setup(
     install_requires=package["requirements"].split(),
     extras_require={"train": train, "serve": serve, "record": record, "mcp": mcp, "clients": clients, "contract": contract,
                     "fuzz": fuzz, "endpoints": endpoints, "scaffolds": scaffolds,
-                    "test": train + serve + record + mcp + clients + contract + endpoints + scaffolds + test},
+                    "pretrained": pretrained,
+                    "test": train + serve + record + mcp + clients + contract + endpoints + scaffolds + pretrained + test},
     entry_points={
         "console_scripts": [f"{package['lib_name']}={package['lib_path']}.cli:main"],
         "nbdev": [f"{package['lib_path']}={package['lib_path']}._modidx:d"],
