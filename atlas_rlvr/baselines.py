@@ -20,7 +20,7 @@ from importlib.resources import files
 from pathlib import Path
 from statistics import fmean
 
-# %% ../nbs/04_baselines.ipynb #e4dd97f7
+# %% ../nbs/04_baselines.ipynb #b6788d90
 from . import audited  # noqa: F401 (it registers its reward set)
 from .endpoints import TEMPERATURE, Connection, Refused, endpoint_policy, find_endpoint, new_tally, probe
 from .environments import tool_schemas
@@ -28,6 +28,7 @@ from .faults import check_faults, faulty_env, rollout_plan, under_faults
 from .rewards import REWARD_HASH, REWARD_SETS, score, score_task
 from atlas_rlvr.runs import (
     Recorder,
+    check_loadable,
     check_model,
     read_lines,
     record_key,
@@ -234,7 +235,7 @@ def transformers_policy(model, tokenizer, tools: list[dict], budget: int, **opti
     many = batch_policy(model, tokenizer, tools, budget, **options)
     return lambda messages: many([messages])[0]
 
-# %% ../nbs/04_baselines.ipynb #b7b8c228
+# %% ../nbs/04_baselines.ipynb #22b33822
 REPEATS = {"train": 5, "held_out": 1}  # rollouts a task: about 40 a split
 
 
@@ -244,6 +245,8 @@ def load_local(model: str, scenario: str) -> tuple:  # (model, tokenizer, settin
 
     from atlas_rlvr.train import RECIPES, load_model, settings  # the recipes come later in the book
 
+    if model not in RECIPES:
+        check_loadable(model)
     gpu = torch.cuda.is_available()
     values = settings(model if model in RECIPES else "qwen3.5-4b", scenario)
     values = values if model in RECIPES else values | {"weights": model, "bf16": gpu, "use_cpu": not gpu}
@@ -319,14 +322,15 @@ def _folder(scenario: str, model: str, seed: int, faults: str) -> Path:
         write_json(folder / "run.json", {"variant": variant})
     return folder
 
-# %% ../nbs/04_baselines.ipynb #288018f9
+# %% ../nbs/04_baselines.ipynb #da7dc877
 def run_baseline(scenario: str, model: str, seed: int = 0, split: str = "train", repeats: int | None = None,
                  faults: str = "") -> list:  # faults: a profile, with a seed if you like, such as `lost_response:3`
     "Records of a local model on a split, in input order, written to the run's folder; a second call goes on."
     model = resolve_model(model, check_scenario(scenario))
     check_model(model, only=False)
-    folder = _folder(scenario, model, seed, check_faults(faults))
+    faults = check_faults(faults)
     network, tokenizer, values = load_local(model, scenario)
+    folder = _folder(scenario, model, seed, faults)
     budget = values["max_completion_length"]
     policy = partial(batch_policy, network, tokenizer, tool_schemas(scenario), budget, TEMPERATURE)
     recover(folder)

@@ -245,6 +245,16 @@ def test_a_baseline_under_faults_has_a_folder_that_says_so(tiny, tmp_path, monke
         run_baseline("subtask", str(tiny.folder), faults="storm")
 
 
+def test_a_folder_that_is_no_model_is_one_sentence_and_leaves_nothing(tmp_path, monkeypatch):
+    pytest.importorskip("torch")
+    (tmp_path / "settings.ini").write_text("")
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="model `empty` cannot be loaded .*; give a folder that `save_pretrained` wrote") as error:
+        run_baseline("subtask", "empty", faults="slow:1")
+    assert "\n" not in str(error.value) and not (tmp_path / "results").exists()
+
+
 @pytest.fixture(scope="module")
 def tiny(tmp_path_factory):
     "A folder with a random Qwen3 of two layers, and a tokenizer trained on one conversation."

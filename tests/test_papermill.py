@@ -20,6 +20,7 @@ ROOT = Path(__file__).parents[1]
 COMMAND = shutil.which("papermill", path=os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]]))
 PARAMETERS = ('scenario: str = "page"  # transition, subtask, page, label or cross\n'
               'model: str = "embedded"  # auto or a name\nseed: int = 0  # any\nfresh: bool = False  # start anew\n')
+POLICY = ROOT / "atlas_rlvr" / "data" / "policy"
 BODY = "from pathlib import Path\n(scenario, model, seed, fresh, str(Path.cwd()))"
 
 
@@ -121,8 +122,14 @@ def test_the_default_scenario_is_the_notebooks(project):
     assert (project / "results/page/05_train.ipynb").is_file()
 
 
-def test_baselines_and_their_models(project):
-    done = papermill(project, "nbs/04_baselines.ipynb", "-p", "scenario", "label", "-p", "model", "Qwen/Qwen3-0.6B")
+def test_baselines_and_their_models(project, tmp_path_factory):
+    "The hub is a folder of downloads that holds one model."
+    hub = tmp_path_factory.mktemp("hub")
+    shutil.copytree(POLICY, hub / "models--Qwen--Qwen3-0.6B" / "snapshots" / "one")
+    (hub / "models--Qwen--Qwen3-0.6B" / "refs").mkdir()
+    (hub / "models--Qwen--Qwen3-0.6B" / "refs" / "main").write_text("one")
+    done = papermill(project, "nbs/04_baselines.ipynb", "-p", "scenario", "label", "-p", "model", "Qwen/Qwen3-0.6B",
+                     env={"HF_HUB_CACHE": str(hub), "HF_HUB_OFFLINE": "1"})
     assert done.returncode == 0, done.stderr
     assert (project / "results/label/04_baselines.ipynb").is_file()
 
@@ -223,13 +230,6 @@ def test_the_command_is_refused_before_anything_is_opened(project, words, messag
     assert message in refused(project, "nbs/05_train.ipynb", *words)
 
 
-def test_the_last_line_in_a_terminal_is_the_reason(project):
-    ours, theirs = pty.openpty()
-    done = papermill(project, "nbs/05_train.ipynb", "-p", "scenario", "x", stdin=theirs, stdout=theirs, stderr=theirs,
-                     capture_output=False)
-    os.close(theirs)
-    assert done.returncode == 2 and os.read(ours, 9999).startswith(b"unknown scenario `x`")
-
 @pytest.mark.parametrize("words", [[], ["mine.ipynb"], ["--cwd", "."]], ids=["plain", "output", "cwd"])
 def test_a_command_from_outside_the_project_says_where_to_go(project, tmp_path_factory, words):
     outside = tmp_path_factory.mktemp("outside")
@@ -243,12 +243,30 @@ def test_a_working_folder_outside_the_project_is_refused_too(project, tmp_path_f
     assert f"{outside} is outside the project" in refused(project, "nbs/05_train.ipynb", "--cwd", outside)
 
 
+def test_the_last_line_in_a_terminal_is_the_reason(project):
+    ours, theirs = pty.openpty()
+    done = papermill(project, "nbs/05_train.ipynb", "-p", "scenario", "x", stdin=theirs, stdout=theirs, stderr=theirs,
+                     capture_output=False)
+    os.close(theirs)
+    assert done.returncode == 2 and os.read(ours, 9999).startswith(b"unknown scenario `x`")
+
 
 def test_a_baseline_model_that_is_no_name_folder_or_hub_id(project):
     for model in ("nothing", "./no/such/folder", "a/b/c"):
         with pytest.raises(ValueError, match="unknown model"):
             check_model(model, only=False)
     check_model(str(project), only=False)
+
+
+@pytest.mark.parametrize("model, reason", [("nbs", "the folder holds no config.json"), ("bare", "the folder holds no weights"),
+                                           ("nobody/no-model", "the hub does not give its config.json: LocalEntryNotFoundError")],
+                         ids=["folder", "weights", "hub"])
+def test_a_baseline_model_that_cannot_be_loaded_is_one_line(project, model, reason):
+    shutil.copytree(POLICY, project / "bare", ignore=shutil.ignore_patterns("*.safetensors"))
+    write_json(project / "results/page/04_baselines.ipynb", {"precious": True})
+    line = refused(project, "nbs/04_baselines.ipynb", "-p", "model", model, env={"HF_HUB_OFFLINE": "1"})
+    assert line == (f"model `{model}` cannot be loaded ({reason}); give a folder that `save_pretrained` wrote, or the id "
+                    "of a model on a hub that this machine can reach")
 
 
 def test_a_lost_parameters_tag_is_noticed(project):
