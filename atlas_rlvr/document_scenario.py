@@ -6,14 +6,14 @@
 __all__ = ['SYSTEM', 'answer', 'environment', 'required_part', 'resources_in', 'found_at', 'find_gold', 'prompt', 'tasks',
            'sites', 'Made', 'install', 'install_operation']
 
-# %% ../nbs/18e_document_scenario.ipynb #492803c8
+# %% ../nbs/18e_document_scenario.ipynb #ac1c662d
 import json
 import random
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from . import scenarios, wire
-from .environments import ENVIRONMENTS, SCHEMAS, SITE, TOOLS, AtlasEnv, _kept, tool_message
+from .environments import ENVIRONMENTS, SCHEMAS, SITE, TOOLS, AtlasEnv, cut_down, tool_message
 from .resources import ANSWER
 from .world import World, api_error
 
@@ -42,7 +42,7 @@ from atlas_rlvr.synthesis import (
     tools,
 )
 
-# %% ../nbs/18e_document_scenario.ipynb #d6bc635a
+# %% ../nbs/18e_document_scenario.ipynb #102a7be4
 def answer(one: Synthesis, world: World, name: str, arguments: dict) -> tuple[int, dict, object]:
     "What the site answers to a call of one of the tools: (status, headers, body)."
     operation = {**one.reads, one.name: one.operation}[name]
@@ -62,7 +62,7 @@ def environment(scenario: str, one: Synthesis) -> type:
     def send(self, name: str, arguments: dict) -> str:
         status, headers, body = answer(one, self._world, name, arguments)
         self._log.append((name, arguments, status))
-        return tool_message(status, headers, _kept(body, shown) if status < 300 else body)
+        return tool_message(status, headers, cut_down(body, shown) if status < 300 else body)
 
     def method(name: str) -> Callable:
         return lambda self, **arguments: self._send(name, arguments)

@@ -4,9 +4,10 @@
 
 # %% auto #0
 __all__ = ['SCHEMAS', 'TOOLS', 'ISSUE', 'PAGE', 'ISSUE_KEEP', 'PAGE_KEEP', 'ROUTES', 'DIALECTS', 'SITE', 'SEEDS', 'ENVIRONMENTS',
-           'tool_schemas', 'Route', 'send', 'wire_key', 'wire_seed', 'SchemaTool', 'tool_message', 'AtlasEnv',
-           'IssueTools', 'PageTools', 'TransitionTools', 'LabelReads', 'LabelTools', 'TransitionEnv', 'SubtaskEnv',
-           'PageEnv', 'LabelEnv', 'CrossEnv', 'execute', 'transcript', 'run_calls', 'reset_synthetic_data']
+           'tool_schemas', 'Route', 'cut_down', 'send', 'wire_key', 'wire_seed', 'SchemaTool', 'tool_message',
+           'AtlasEnv', 'IssueTools', 'PageTools', 'TransitionTools', 'LabelReads', 'LabelTools', 'TransitionEnv',
+           'SubtaskEnv', 'PageEnv', 'LabelEnv', 'CrossEnv', 'execute', 'transcript', 'run_calls',
+           'reset_synthetic_data']
 
 # %% ../nbs/01c_environments.ipynb #d551a674
 import json
@@ -102,17 +103,17 @@ def _path(name: str, arguments: dict) -> tuple[str, str | None]:
         path = path.replace("{" + argument + "}", quote(str(value), safe="", errors="replace"))
     return path, None
 
-# %% ../nbs/01c_environments.ipynb #abb55e38
-def _kept(body, paths: tuple):
+# %% ../nbs/01c_environments.ipynb #bb8c3fc9
+def cut_down(body, paths: tuple):
     "A body cut down to some paths; a list is cut item by item, and what is no object stays."
     if isinstance(body, list):
-        return [_kept(item, paths) for item in body]
+        return [cut_down(item, paths) for item in body]
     if not isinstance(body, dict) or "" in paths:
         return body
     inner = {name: tuple(path.partition(".")[2] for path in paths if path.partition(".")[0] == name) for name in body}
-    return {name: _kept(value, inner[name]) for name, value in body.items() if inner[name]}
+    return {name: cut_down(value, inner[name]) for name, value in body.items() if inner[name]}
 
-
+# %% ../nbs/01c_environments.ipynb #ac207555
 def send(world: World, name: str, arguments: dict, handle: Callable | None = None) -> tuple[int, dict, object]:
     "Send the request of one tool call to `handle`, by default the wire's: (status, headers, body)."
     path, missing = _path(name, arguments)
@@ -121,7 +122,7 @@ def send(world: World, name: str, arguments: dict, handle: Callable | None = Non
         return api_error(f"tools.{route.product}.missing_parameter", name=missing)
     query, text = _payload(name, {k: v for k, v in arguments.items() if "{" + k + "}" not in route.path})
     status, headers, body = (handle or wire.handle)(world, route.method, path, query, {"Content-Type": "application/json"}, text)
-    return status, headers, _kept(body, route.keep) if route.keep and status < 300 else body
+    return status, headers, cut_down(body, route.keep) if route.keep and status < 300 else body
 
 # %% ../nbs/01c_environments.ipynb #c44b0c99
 DIALECTS = ("paper", "wire")

@@ -117,6 +117,13 @@ def test_no_module_reaches_back(path):
     assert imports(path) <= set(ORDER[:ORDER.index(path.stem)])
 
 
+@pytest.mark.parametrize("path", MODULES, ids=[path.stem for path in MODULES])
+def test_no_module_imports_what_is_private_to_another(path):
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    froms = [node for node in ast.walk(tree) if isinstance(node, ast.ImportFrom) and (node.level or node.module.startswith("atlas_rlvr"))]
+    assert [alias.name for node in froms for alias in node.names if alias.name.startswith("_")] == []
+
+
 def test_importing_everything_loads_no_torch():
     code = "import sys\n" + "\n".join(f"import atlas_rlvr.{path.stem}" for path in MODULES) + "\nprint(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True).stdout
