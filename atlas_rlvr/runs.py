@@ -563,7 +563,6 @@ def check_writable(folder: Path):
         reason = error.strerror.lower()
         raise ValueError(f"cannot write to {there.name}/ ({reason}); make it a folder one can write to") from None
 
-# %% ../nbs/04a_runs.ipynb #9e8ce334
 # %% ../nbs/04a_runs.ipynb #f6bd9d83
 NEEDED = {"config.json": ("config.json",), "tokenizer": ("tokenizer*",), "weights": ("*.safetensors", "*.bin")}
 
@@ -587,6 +586,7 @@ def check_loadable(model: str):  # folder or hub id
         raise ValueError(f"model `{model}` cannot be loaded ({reason}); give a folder that `save_pretrained` wrote, or the id "
                          "of a model on a hub that this machine can reach")
 
+# %% ../nbs/04a_runs.ipynb #9e8ce334
 def check_service(values: dict, folder: Path):  # folder: of the run
     "The endpoint can be asked, and answers with tool calls."
     from atlas_rlvr.endpoints import Connection, Refused, find_endpoint, probe
@@ -628,9 +628,9 @@ def check_run(values: dict, notebook: Path, root: Path) -> str | None:  # the re
     else:
         check_no_service(values)
         check_model(model, only)
-    for folder in (root / "results" / scenario, place):
         if model not in MODELS:
             check_loadable(model)
+    for folder in (root / "results" / scenario, place):
         check_writable(folder)
     return None
 
