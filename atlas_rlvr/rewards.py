@@ -7,9 +7,8 @@ __all__ = ['EXCESS_LIMITS', 'COMPONENTS', 'ISSUE_SLOTS', 'PAGE_SLOTS', 'ISSUE', 
            'ANSWERED', 'REWARD_SETS', 'REWARD_HASH', 'RECORD_KEY', 'Write', 'label_names', 'paper_units', 'RewardSet',
            'Score', 'reward_set', 'score', 'score_task', 'stored_records', 'stored_trace', 'replay', 'rescore']
 
-# %% ../nbs/03_rewards.ipynb #c4cc5dda
+# %% ../nbs/03_rewards.ipynb #1789dbe9
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from pathlib import Path
 
 from .environments import SCHEMAS, run_calls
 from .final_state import final_state
+from .runs import parse_json
 from .scenarios import find_task, task_env
 from .tool_calls import Call, build_trace, call_from_json
 from .world import canonical
@@ -362,31 +362,19 @@ def score_task(task: dict, trace: list[Call], rewards: str = "paper", dialect: s
     state = final_state(task, trace, dialect) if reward_set(rewards).reads_state else None
     return score(task["scenario"], trace, task["gold"], rewards, state)
 
-# %% ../nbs/03_rewards.ipynb #cfc4d6e8
-def _refuse_constant(name: str):
-    raise ValueError(f"{name} is not JSON")
-
-
-def _parse(text: str, where: str):  # where: the file, and the line in a `.jsonl`
-    "Strict JSON, or one sentence that says where the file breaks."
-    try:
-        return json.loads(text, parse_constant=_refuse_constant)
-    except ValueError as error:
-        raise ValueError(f"{where}: the file is cut or damaged ({error}); bring it back from a copy") from None
-
-# %% ../nbs/03_rewards.ipynb #73dab3f6
+# %% ../nbs/03_rewards.ipynb #c729ddbe
 def stored_records(path: str | Path) -> list[dict]:
     "The rollout records of a rollouts file (`.json`) or of a run (`.jsonl`)."
-    path = Path(path)
+    path, mend = Path(path), "bring it back from a copy"
     if not path.is_file():
         raise ValueError(f"{path}: there is no such rollouts file; give the path of a .json or .jsonl file")
     text = path.read_text(encoding="utf-8", errors="replace")
     if path.suffix == ".jsonl":
-        return [_parse(line, f"{path}, record {n}") for n, line in enumerate(text.splitlines(), 1) if line]
-    data = _parse(text, str(path))
+        return [parse_json(line, f"{path}, record {n}", mend) for n, line in enumerate(text.splitlines(), 1) if line]
+    data = parse_json(text, str(path), mend)
     records = data.get("rollouts") if isinstance(data, dict) else None
     if records is None:
-        raise ValueError(f"{path}: not a rollouts file, it has no list `rollouts`; bring it back from a copy")
+        raise ValueError(f"{path}: not a rollouts file, it has no list `rollouts`; {mend}")
     return records
 
 # %% ../nbs/03_rewards.ipynb #f252d129

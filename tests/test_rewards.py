@@ -642,8 +642,8 @@ def test_rescore_reads_transcripts_too(tmp_path):
 
 
 @pytest.mark.parametrize(("text", "message"), [
-    ('{"rollouts": [{"scenario": "cro', "cut or damaged"), ('{"rollouts": [NaN]}', "NaN is not JSON"),
-    ("[]", "not a rollouts file"), ("", "cut or damaged")])
+    ('{"rollouts": [{"scenario": "cro', r"json, line 1, column 28: the file is cut or damaged \(Unterminated"),
+    ('{"rollouts": [NaN]}', "NaN is not JSON"), ("[]", "not a rollouts file"), ("", "cut or damaged")])
 def test_a_broken_file_gives_one_sentence(tmp_path, text, message):
     path = tmp_path / "rollouts.json"
     path.write_text(text)
