@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['NAMED', 'ESCAPES', 'WIDTH', 'BARS', 'MARKS', 'COLOURS', 'KEY', 'METADATA', 'plain', 'csv_text', 'tex', 'headed',
-           'tex_table', 'shown', 'counted', 'share', 'model_name', 'brief', 'call_text', 'ascii_text', 'wrapped',
-           'listing_text', 'paper_listing', 'bars', 'marks', 'group_label', 'draw_figure2', 'run_line', 'panel',
-           'draw_figure3', 'write_text', 'save_figure', 'drawn_with', 'write_manifest']
+           'tex_table', 'short', 'shown', 'counted', 'share', 'model_name', 'brief', 'call_text', 'ascii_text',
+           'wrapped', 'listing_text', 'paper_listing', 'bars', 'marks', 'group_label', 'draw_figure2', 'run_line',
+           'panel', 'draw_figure3', 'write_text', 'save_figure', 'drawn_with', 'write_manifest']
 
 # %% ../nbs/05b_display.ipynb #cd940622
 import csv
@@ -66,10 +66,16 @@ def tex_table(rows: list[dict], columns: str) -> str:  # columns: TeX's letters,
     head, foot = [rf"\begin{{tabular}}{{{columns}}}", r"\toprule"], [r"\bottomrule", r"\end{tabular}", ""]
     return "\n".join([*head, lines[0], r"\midrule", *lines[1:], *foot])
 
-# %% ../nbs/05b_display.ipynb #bc78ccc1
+# %% ../nbs/05b_display.ipynb #88c23169
+def short(mean: float) -> str:
+    "Two decimals of the four that the CSV has, three where two would say 1.00 of something less."
+    mean = round(mean, 4)
+    return f"{mean:.3f}" if mean < 1 and f"{mean:.2f}" == "1.00" else f"{mean:.2f}"
+
+
 def shown(row: dict) -> str | None:  # a row of `results.summarise`
     "Mean and interval, such as `0.62 [0.48, 0.75]`."
-    return None if row["mean"] is None else f"{row['mean']:.2f} [{row['low']:.2f}, {row['high']:.2f}]"
+    return None if row["mean"] is None else f"{short(row['mean'])} [{row['low']:.2f}, {row['high']:.2f}]"
 
 
 def counted(row: dict) -> str:

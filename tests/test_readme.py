@@ -1,10 +1,12 @@
 "Every measured number of the README's tables is computed again from the shipped files."
+import csv
 import json
 import re
 from pathlib import Path
 
 import pytest
 
+from atlas_rlvr.display import short
 from atlas_rlvr.final_state import final_state, goal_reached
 from atlas_rlvr.rewards import replay
 from atlas_rlvr.scenarios import find_task
@@ -22,11 +24,6 @@ def rows(heading):
     table = README.split(f"| {heading}", 1)[1].split("\n\n", 1)[0].splitlines()[2:]
     cells = [[cell.strip() for cell in line.strip("| ").split(" | ")] for line in table]
     return {tuple(row[:1]): row for row in cells} if heading.startswith("`") else cells
-
-
-def short(mean):
-    "Two decimals, three where two would say 1.00 of something less."
-    return f"{mean:.3f}" if mean < 1 and f"{mean:.2f}" == "1.00" else f"{mean:.2f}"
 
 
 def lift(run, split):
@@ -47,6 +44,14 @@ def test_the_table_of_scenarios(run):
     (before, n), (after, _) = reached(run["scenario"], "before"), reached(run["scenario"], "after")
     assert row[2:] == [lift(run, "train"), lift(run, "held_out"), f"{before} → {after} of {n}", f"{run['minutes_to_095']:.1f} min",
                        f"`{run['stop_reason']}` after {run['batches']} batches, {run['minutes']:.0f} min"]
+
+
+@pytest.mark.parametrize("split, file, columns", [("train", "results", ("Ours: prompted", "Ours: trained")),
+                                                  ("held_out", "held_out", ("Prompted", "Trained"))], ids=["train", "held_out"])
+def test_the_tables_of_the_paper_print_the_same_means(split, file, columns):
+    with open(ROOT / "paper/tables" / f"{file}.csv", encoding="utf-8", newline="") as table:
+        printed = {row["Scenario"].rstrip("*"): " → ".join(row[name].split(" ")[0] for name in columns) for row in csv.DictReader(table)}
+    assert printed == {run["scenario"]: lift(run, split) for run in SUITE}
 
 
 @pytest.mark.parametrize("run", SEEDS, ids=[f"{run['scenario']}-{run['seed']}" for run in SEEDS])
