@@ -4,12 +4,14 @@ import json
 import re
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from atlas_rlvr.display import short
 from atlas_rlvr.final_state import final_state, goal_reached
 from atlas_rlvr.rewards import replay
 from atlas_rlvr.scenarios import find_task
+from atlas_rlvr.statistics import holm, sign_flips
 from atlas_rlvr.train import minutes_to_goal
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -63,6 +65,15 @@ def test_the_table_of_other_seeds(run):
     row = next(row for row in rows("scenario, seed") if row[0] == f"`{run['scenario']}`, {run['seed']}")
     assert row[1:] == [lift(run, "train"), lift(run, "held_out"), f"{minutes:.1f} min",
                        f"`{run['stop_reason']}` after {run['batches']} batches, {run['minutes']:.0f} min"]
+
+
+def test_what_six_prompts_cannot_carry():
+    "The smallest p of six prompts, last of ten comparisons; and the scenarios that have no more."
+    assert "claims none, however large the rise" in README
+    least = sign_flips(np.ones(6))
+    assert 0.03 < least < 0.035 and holm([0.001] * 8 + [least] * 2)[-1] == 2 * least > 0.05
+    assert {run["scenario"] for run in SUITE if run["train"]["after"]["prompts"] < 8} == {"label", "transition"}
+    assert {run["train"]["after"]["prompts"] for run in SUITE if run["scenario"] in ("label", "transition")} == {6}
 
 
 def test_every_seed_has_a_row():
