@@ -454,8 +454,8 @@ def _index(scenario: str) -> dict:
     "Tasks of both splits by id."
     return {task["id"]: task for split in SPLITS for task in load_tasks(scenario, split)}
 
-# %% ../nbs/02_scenarios.ipynb #af4954bd
-MORE_SEED, MORE_SIZE = 2000, 240  # the most that can be asked for
+# %% ../nbs/02_scenarios.ipynb #f40d2b4e
+MORE_SEED, MORE_SIZE = 2000, 400  # the most that can be asked for
 
 
 @cache

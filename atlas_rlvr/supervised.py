@@ -15,7 +15,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-# %% ../nbs/23_supervised.ipynb #443135af
+# %% ../nbs/23_supervised.ipynb #bc76799e
 from .environments import tool_schemas, transcript
 from .runs import Recorder, check_choice, read_lines, recover, write_json
 from .scenarios import gold_calls, messages, task_env
@@ -31,6 +31,7 @@ from atlas_rlvr.train import (
     has_gpu,
     load_model,
     measure,
+    measure_before,
     newest_checkpoint,
     plan_run,
     print_summary,
@@ -220,7 +221,7 @@ def imitate(run: Imitation, model, tokenizer, examples: list[dict], checkpoint: 
     trainer.remove_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
-# %% ../nbs/23_supervised.ipynb #c42863ca
+# %% ../nbs/23_supervised.ipynb #62c86b51
 def carry_out(run: Imitation) -> dict:  # what run.json then holds
     "Start a run, or go on from its newest checkpoint."
     checkpoint, start = newest_checkpoint(run.folder), start_checkpoint(run)
@@ -231,7 +232,7 @@ def carry_out(run: Imitation) -> dict:  # what run.json then holds
     model, tokenizer = load_model(run.values, checkpoint if ended else start)
     check_budget(tokenizer, run.tasks, run.values)
     if not checkpoint:
-        measure(run, model, tokenizer, recorder, "before")
+        measure_before(run, model, tokenizer, recorder)
     own = run.source == "own"
     examples, table = own_examples(run, model, tokenizer, recorder) if own else gold_examples(run)
     print(", ".join(f"{name} {value}" for name, value in table.items()), flush=True)

@@ -220,6 +220,9 @@ def test_reinforcement_from_imitation(place, scripted, monkeypatch, tokenizer): 
     last = [r["tokens"] for r in read_lines(second / "rollouts.jsonl") if r["phase"] == "train" and r["batch"] == result["batches"]]
     assert tokens["used"] - 3 * sum(last) < 12_000
     assert not run_folder("page", "embedded", 2).exists() and not same_weights(weights(first), weights(second))
+    after, taken = ([r["calls"] for r in read_lines(folder / "rollouts.jsonl") if r["phase"] == phase]
+                    for folder, phase in ((first, "after"), (second, "before")))
+    assert after == taken and len(taken) == 4
 
 
 def test_every_written_token_is_counted(place, scripted, monkeypatch):  # noqa: F811

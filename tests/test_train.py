@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import types
 
 import pytest
@@ -409,6 +410,18 @@ def test_same_seed_same_rewards_and_another_seed_others(project, scripted):
     assert run_folder("page", "embedded", 5).with_name("embedded-s5.aside-1").is_dir()
 
 
+def test_the_prompted_policy_is_measured_once(project, scripted, monkeypatch):
+    scripted(unreliable())
+    T.train("page", "embedded", 5, **SMALL | {"max_batches": 2})
+    phases, measure = [], T.measure
+    monkeypatch.setattr(T, "measure", lambda *args: phases.append(args[-1]) or measure(*args))
+    for seed, changes in ((5, {"tag": "again"}), (5, {"rewards": "audited"}), (5, {"repeats_train": 1, "tag": "once"}), (6, {})):
+        T.train("page", "embedded", seed, **SMALL | {"max_batches": 2} | changes)
+    assert phases == ["after", *["before", "after"] * 3]
+    one, other = (read_lines(run_folder("page", "embedded", 5, variant=variant) / "rollouts.jsonl") for variant in ("", "again"))
+    assert one == other  # training is not moved by what was taken over
+
+
 @pytest.mark.parametrize("torn", [False, True], ids=["whole-checkpoint", "half-written-checkpoint"])
 def test_a_killed_run_goes_on(project, scripted, monkeypatch, torn):
     scripted(unreliable())
@@ -490,6 +503,22 @@ def test_training_under_faults(project, scripted, monkeypatch):
 def test_faults_that_cannot_be_are_refused(values, reason):
     with pytest.raises(ValueError, match=reason):
         T.plan_run("subtask", "embedded", 0, **values)
+
+
+@pytest.mark.parametrize("name, value", [
+    ("seed", -1), ("seed", 1.5), ("seed", True), ("seed", "0"), ("seed", 2**32), ("prompts", -8), ("prompts", 8.0), ("token_budget", -1),
+    ("token_budget", math.nan), ("learning_rate", 0), ("learning_rate", -1e-4), ("learning_rate", math.nan), ("learning_rate", math.inf),
+    ("learning_rate", "fast"), ("tag", "a/b"), ("tag", "two words"), ("tag", "../../up"), ("tag", ".."), ("tag", 7), ("start", "../sft")])
+def test_values_that_no_run_can_have_are_refused_before_anything_is_written(project, name, value):
+    before = sorted(project.rglob("*"))
+    with pytest.raises(ValueError, match=rf"^`{name}` must be .*, not {re.escape(repr(value))}$"):
+        T.train("subtask", "embedded", **{name: value})
+    assert sorted(project.rglob("*")) == before
+
+
+@pytest.mark.parametrize("changes", [{"tag": "asks-gold.2"}, {"learning_rate": 1}, {"prompts": 8}, {"token_budget": 1}, {"start": "sft-own t1"}])
+def test_values_that_a_run_can_have(changes):
+    assert T.plan_run("subtask", "embedded", 2**32 - 1, **changes).values.items() >= changes.items()
 
 
 def test_b12_a_finished_run_trains_no_further(project, scripted, monkeypatch, capsys):
