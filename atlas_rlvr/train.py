@@ -112,7 +112,7 @@ OTHER = (
     Setting("tag", "", "ours", "a word of your own for the name of the folder"),
 )
 
-# %% ../nbs/05_train.ipynb #70ceac93
+# %% ../nbs/05_train.ipynb #ef5b14e5
 EMBEDDED = (
     Setting("weights", "embedded", "ours", "shipped in this package"),
     Setting("use_cpu", True, "ours", "a laptop"),
@@ -126,7 +126,7 @@ EMBEDDED = (
     Setting("window", 5, "ours", "tens of rollouts cannot resolve 0.01, so the rule reads the 5-epoch moving mean"),
     Setting("patience", 8, "ours", "within the paper's range"),
     Setting("save_every", "batch", "ours", "a kill loses one batch"),
-    Setting("max_batches", 150, "ours", "nearly three times what runs needed; under an hour where it converges"),
+    Setting("max_batches", 150, "ours", "under an hour where it converges, else longer"),
     Setting("eval_batch_size", 40, "ours", "as above"),
 )
 

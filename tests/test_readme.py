@@ -12,7 +12,7 @@ from atlas_rlvr.final_state import final_state, goal_reached
 from atlas_rlvr.rewards import replay
 from atlas_rlvr.scenarios import find_task
 from atlas_rlvr.statistics import holm, sign_flips
-from atlas_rlvr.train import minutes_to_goal
+from atlas_rlvr.train import minutes_to_goal, recipe
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
@@ -74,6 +74,13 @@ def test_what_six_prompts_cannot_carry():
     assert 0.03 < least < 0.035 and holm([0.001] * 8 + [least] * 2)[-1] == 2 * least > 0.05
     assert {run["scenario"] for run in SUITE if run["train"]["after"]["prompts"] < 8} == {"label", "transition"}
     assert {run["train"]["after"]["prompts"] for run in SUITE if run["scenario"] in ("label", "transition")} == {6}
+
+
+def test_the_cap_of_batches_says_what_was_measured():
+    setting = recipe("embedded")["max_batches"]
+    converged = [run for run in SUITE + SEEDS if run["stop_reason"] == "converged"]
+    assert setting.why.startswith("under an hour where it converges") and max(run["minutes"] for run in converged) < 60
+    assert setting.value * max(run["minutes"] / run["batches"] for run in converged) > 60  # so the cap itself is more than an hour
 
 
 def test_every_seed_has_a_row():
