@@ -150,7 +150,7 @@ def _named(document: dict, write: Operation, gold: dict, reads: tuple[Read, ...]
             gold = next((one for one in both if not argument_violations(document, write, one)), gold)
     return gold
 
-# %% ../nbs/18_synthesis.ipynb #226d624d
+# %% ../nbs/18_synthesis.ipynb #c4f142ba
 def _check_gold(document: dict, write: Operation, gold: dict):
     "Refuse gold that breaks a rule of its own schema."
     free = [path for path, value in slots(gold).items() if value == ANY or isinstance(value, list) and ANY in value]
@@ -160,7 +160,7 @@ def _check_gold(document: dict, write: Operation, gold: dict):
         said = ", ".join(f"{fault.path or 'the whole'} ({fault.rule})" for fault in broken)
         raise ValueError(f"the schema of {write.id} forbids this gold: {said}; give arguments that it allows")
 
-
+# %% ../nbs/18_synthesis.ipynb #82cffdf2
 def synthesise(
     document,  # an OpenAPI document, or the path of one
     operation: str,  # operationId
