@@ -721,7 +721,7 @@ def measure(run: Run, model, tokenizer, recorder: Recorder, phase: str):
     if rows := measure_rows(run, phase):
         evaluate(run, model, tokenizer, rows, recorder)
 
-# %% ../nbs/05_train.ipynb #091777f7
+# %% ../nbs/05_train.ipynb #1b63f244
 MEASURED_BY = ("scenario", "model", "seed", "weights", "rewards", "faults", "bf16", "max_completion_length",
                "max_tool_calling_iterations", "eval_batch_size")
 
@@ -748,7 +748,7 @@ def known_before(run: Run, wanted: set[tuple]) -> list[dict]:  # wanted: keys
             return [record | {"phase": "before"} for record in records]
     return []
 
-
+# %% ../nbs/05_train.ipynb #d821c4a2
 def measure_before(run: Run, model, tokenizer, recorder: Recorder):
     "Take over what is known, or measure."
     tasks = [(json.loads(row["task"]), row["repeat"]) for row in measure_rows(run, "before")]
