@@ -3,6 +3,7 @@ import csv
 import json
 import re
 from pathlib import Path
+from statistics import median
 
 import numpy as np
 import pytest
@@ -65,6 +66,16 @@ def test_the_table_of_other_seeds(run):
     row = next(row for row in rows("scenario, seed") if row[0] == f"`{run['scenario']}`, {run['seed']}")
     assert row[1:] == [lift(run, "train"), lift(run, "held_out"), f"{minutes:.1f} min",
                        f"`{run['stop_reason']}` after {run['batches']} batches, {run['minutes']:.0f} min"]
+
+
+def test_the_medians_of_three_seeds():
+    runs = {name: [run for run in SUITE + SEEDS if run["scenario"] == name] for name in ("subtask", "page", "label", "cross")}
+    assert all(sorted(run["seed"] for run in own) == [0, 1, 2] for own in runs.values())
+    goal, end = ([median(run[name] for run in own) for own in runs.values()] for name in ("minutes_to_095", "minutes"))
+    a, b, c, d = (f"{minutes:.1f}" for minutes in goal)
+    text = " ".join(README.split())
+    assert f"took {a} min in `subtask`, {b} in `page`, {c} in `label` and {d} in `cross`" in text
+    assert "the end came after {:.0f}, {:.0f}, {:.0f} and {:.0f} min".format(*end) in text
 
 
 def test_what_six_prompts_cannot_carry():
