@@ -82,9 +82,9 @@ def check_examples(counted: dict):
         raise ValueError(f"none of {counted['sampled']} rollouts earned 1.00, so there is nothing to imitate; "
                          "use `-p source gold`, or another scenario")
 
-# %% ../nbs/23_supervised.ipynb #4bb79938
+# %% ../nbs/23_supervised.ipynb #76b5f6f6
 SOURCES = ("gold", "own")
-RATES = {"embedded": 3e-4, "smollm2-135m": 5e-5}  # learning rates, ours; a larger model 1e-5
+RATES = {"embedded": 3e-4, "smollm2-135m": 1e-3}  # learning rates, ours; a larger model 1e-5
 BATCH, ACCUMULATE = 4, 2  # conversations at once, and how often before a step
 
 
@@ -254,8 +254,9 @@ def supervise(scenario: str, source: str, model: str = "auto", seed: int = 0, fr
     print_summary({split: result[split] for split in ("train", "held_out")})
     return result
 
-# %% ../nbs/23_supervised.ipynb #3ec3ae60
-BUDGETS = {"embedded": {"page": 200_000, "label": 600_000, "cross": 750_000}}  # tokens, ours; all others 300,000
+# %% ../nbs/23_supervised.ipynb #b0cff525
+BUDGETS = {"embedded": {"page": 200_000, "label": 600_000, "cross": 750_000},  # tokens, ours; all others 300,000
+           "smollm2-135m": {"subtask": 150_000}}  # about two hours of one thread
 EIGHT = {"repeats_train": 8, "repeats_held_out": 8}  # rollouts a task, so that pass^8 can be estimated
 RUNGS = ("grpo", "sft-gold", "sft-own", "sft-gold-grpo", "sft-own-grpo")
 
