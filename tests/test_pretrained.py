@@ -162,6 +162,24 @@ def test_all_weights_are_trained_in_full_precision(place):
     assert {p.dtype for p in model.parameters()} == {torch.float32} and all(p.requires_grad for p in model.parameters())
 
 
+@pytest.mark.parametrize("scenario", ["subtask", "cross"])
+def test_the_trainer_reads_what_imitation_teaches(place, scripted, monkeypatch, tools_tokenizer, scenario):  # noqa: F811
+    "Token by token, although it lists the tools in another order and joins answers to the ids that were written."
+    from trl import GRPOTrainer
+    task = load_tasks(scenario)[0]
+    talk, seen = gold_talk(task), []
+    ends = [end for end, message in enumerate(talk) if message["role"] == "assistant"]
+    turns = [render(tools_tokenizer, [talk[end]]).removeprefix("<|im_start|>assistant\n").removesuffix("<|im_end|>\n") for end in ends]
+    scripted(lambda task, turn: turns[turn])
+    write = GRPOTrainer._generate_single_turn
+    monkeypatch.setattr(GRPOTrainer, "_generate_single_turn", lambda self, ids, *args, **more: seen.extend(ids) or write(self, ids, *args, **more))
+    run = T.plan_run(scenario, "smollm2-135m", 0, lora_r=0, max_completion_length=8000)
+    [record] = T.evaluate(run, tiny_llama(tools_tokenizer), tools_tokenizer, T.evaluation_rows([task], 1, "before", 0.7))
+    assert record["reward"] == 1.0
+    assert seen == [tools_tokenizer.apply_chat_template(talk[:end], tools=tool_schemas(scenario), add_generation_prompt=True,
+                                                        return_dict=False) for end in ends]
+
+
 def weights(folder):
     from safetensors.torch import load_file
     return load_file(next(T.newest_checkpoint(folder).glob("*.safetensors")))
