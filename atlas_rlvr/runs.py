@@ -610,7 +610,7 @@ def check_no_service(values: dict):
         what = f"parameter `{asked[0]}`" if asked else "a model with a provider after the colon"
         raise ValueError(f"{what} needs an endpoint; add `-p endpoint router`, or the base URL of a server")
 
-# %% ../nbs/04a_runs.ipynb #4d64bcde
+# %% ../nbs/04a_runs.ipynb #d9a57a41
 def check_run(values: dict, notebook: Path, root: Path) -> str | None:  # the result of a finished run, else None
     "Scenario, model, seed and folders of the run that the command asks for."
     from atlas_rlvr.scenarios import SCENARIOS
@@ -635,7 +635,7 @@ def check_run(values: dict, notebook: Path, root: Path) -> str | None:  # the re
         check_writable(folder)
     return None
 
-
+# %% ../nbs/04a_runs.ipynb #7f416b60
 def default_output(notebook: Path, values: dict, root: Path) -> str:  # relative: papermill stores it in the notebook
     "`results/<scenario>/<notebook>`; a notebook without a scenario goes to `results/paper/`."
     return os.path.relpath(root / "results" / values.get("scenario", "paper") / notebook.name)

@@ -15,11 +15,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-# %% ../nbs/23_supervised.ipynb #bc76799e
+# %% ../nbs/23_supervised.ipynb #c1cb4810
 from .environments import tool_schemas, transcript
 from .runs import Recorder, check_choice, read_lines, recover, write_json
 from .scenarios import gold_calls, messages, task_env
 from .tool_calls import to_template
+
+# %% ../nbs/23_supervised.ipynb #822e542d
 from atlas_rlvr.train import (
     Run,
     already_done,
