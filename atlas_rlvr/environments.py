@@ -21,7 +21,7 @@ from . import wire
 from .tool_calls import Call, build_trace, unknown_tool_answer
 from .world import World, api_error, load_data
 
-# %% ../nbs/01c_environments.ipynb #2ea07e02
+# %% ../nbs/01c_environments.ipynb #3995f315
 SCHEMAS = load_data("tools.json")
 TOOLS = {  # paper, Table 1
     "transition": ["get_issue_summary_and_description", "get_transitions", "transition_issue"],
@@ -33,8 +33,8 @@ TOOLS = {  # paper, Table 1
 
 
 def tool_schemas(scenario: str) -> list[dict]:
-    "The OpenAI tool schemas of a scenario, in the order of Table 1."
-    return [SCHEMAS[name] for name in TOOLS[scenario]]
+    "The OpenAI tool schemas of a scenario, by name: the order in which TRL shows the methods of an environment."
+    return [SCHEMAS[name] for name in sorted(TOOLS[scenario])]
 
 # %% ../nbs/01c_environments.ipynb #435f54b8
 @dataclass(frozen=True)

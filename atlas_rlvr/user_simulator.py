@@ -212,7 +212,7 @@ def model_user(policy: Callable) -> Callable:  # policy: messages → message
         return user
     return make
 
-# %% ../nbs/25_user.ipynb #e992554b
+# %% ../nbs/25_user.ipynb #007462ae
 WAYS = ("chat", "tool")
 ASK = "ask_user"
 ASK_TOOL = {"type": "function", "function": {
@@ -226,7 +226,7 @@ def dialogue_tools(scenario: str, way: str = "tool") -> list[dict]:
     "The schemas of a scenario with a user."
     if way not in WAYS:
         raise ValueError(f"unknown way to ask {way!r}; choose one of {', '.join(WAYS)}")
-    return tool_schemas(check_dialogue(scenario)) + ([ASK_TOOL] if way == "tool" else [])
+    return ([ASK_TOOL] if way == "tool" else []) + tool_schemas(check_dialogue(scenario))  # by name, as TRL shows them
 
 # %% ../nbs/25_user.ipynb #17f5055c
 def put(user: Callable, question: str) -> str | None:

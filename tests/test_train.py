@@ -9,11 +9,13 @@ import types
 import pytest
 
 from atlas_rlvr import train as T
+from atlas_rlvr.baselines import prompt_template, prompt_text
 from atlas_rlvr.environments import TOOLS, run_calls, tool_schemas, transcript
 from atlas_rlvr.faults import FAULTY_HASH, faulty_env, faulty_score, find_plan
 from atlas_rlvr.rewards import rescore
 from atlas_rlvr.runs import Recorder, plain_runs, read_lines, record_key, run_folder
 from atlas_rlvr.scenarios import SCENARIOS, find_task, gold_calls, load_tasks, task_env
+from atlas_rlvr.supervised import gold_demonstration, template_tokens
 
 
 def gold_completion(task, verify=True):
@@ -571,7 +573,19 @@ def test_b09_the_tool_menu_is_table_1(tmp_path, tokenizer, scenario):
     menu = tokenizer.decode(ids).split("<tools>\n")[1].split("\n</tools>")[0]
     shown = [json.loads(line) for line in menu.strip().splitlines()]
     assert sorted(tool["function"]["name"] for tool in shown) == sorted(TOOLS[scenario])
-    assert all(tool in tool_schemas(scenario) for tool in shown)
+    assert shown == tool_schemas(scenario)  # by name too: imitation, prompts and training see one order
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_imitation_baselines_and_the_trainer_show_one_prompt(tmp_path, tokenizer, scenario):
+    ledger, talk = ledger_for(scenario), T.messages(load_tasks(scenario)[0])
+    trainer = T.make_trainer(ledger.run, tiny_model(tokenizer), tokenizer, T.grpo_config(ledger.run, tmp_path),
+                             T.training_rows(load_tasks(scenario)), ledger)
+    trainer._batch_environments = [None]
+    (ids,), _, _ = trainer._tokenize_prompts([talk])
+    taught, _ = template_tokens(tokenizer, gold_demonstration(load_tasks(scenario)[0]))
+    prompted = prompt_text(tokenizer, prompt_template(tokenizer), talk, tool_schemas(scenario))
+    assert ids == taught[:len(ids)] == tokenizer(prompted, add_special_tokens=False)["input_ids"]
 
 
 def test_b09_reset_is_no_tool(tokenizer, scripted):

@@ -13,6 +13,7 @@ from atlas_rlvr.baselines import call_message
 from atlas_rlvr.final_state import final_state, goal_reached
 from atlas_rlvr.rewards import REWARD_SETS, score, score_task
 from atlas_rlvr.scenarios import TRAINING_NAMES, gold_calls, load_tasks
+from atlas_rlvr.supervised import template_tokens
 from atlas_rlvr.tool_calls import Call, build_trace, call_from_json, normalise
 from atlas_rlvr.world import load_data
 
@@ -504,6 +505,10 @@ def test_trls_own_loop_carries_the_question(tmp_path, monkeypatch, tokenizer, sc
     trainer = U.dialogue_trainer(scenario, tiny_model(tokenizer), tokenizer, config, tasks, reward)
     result = trainer.evaluate(Dataset.from_list(U.dialogue_training_rows(tasks)))
     assert result["eval_reward"] == 1.0 and len(seen) == 4
+    trainer._batch_environments = [None]
+    prompt = U.dialogue_messages(tasks[0])
+    (ids,), _, _ = trainer._tokenize_prompts([prompt])
+    assert ids == template_tokens(tokenizer, U.demonstration(tasks[0]))[0][:len(ids)]  # what was taught is what is asked
     for task in tasks:
         ours = build_trace(play(task, U.POLICIES["asks rightly"](task), "tool")[0])
         trace = build_trace(seen[task["id"]])
