@@ -100,14 +100,14 @@ def _offered(document: dict, scenario: str) -> list[str]:
     paths = {shape(ROUTES[name].path) for name in TOOLS[scenario]}
     return [one.id for one in operations(document).values() if one.method == "GET" and shape(one.path) in paths]
 
-# %% ../nbs/18c_agreement.ipynb #d029e3f8
+# %% ../nbs/18c_agreement.ipynb #345e6fb7
 def _part(documents: list[dict], scenario: str, request: Request) -> Synthesis:
     document, name = find_by_request(documents, request)
     gold = arguments_of(document, operations(document)[name], request)
     return synthesise(document, name, gold, createmeta(document, name, gold), _offered(document, scenario))
 
 
-def plan_scenario(documents: list[dict], scenario: str) -> Plan:
+def plan_scenario(documents: list[dict], scenario: str, spare: int = 2) -> Plan:
     "The synthesised reward of one of the five scenarios."
     parts = {prefix: _part(documents, scenario, request)
              for prefix, request in gold_writes(scenario, load_tasks(scenario)[0]["gold"]).items()}
@@ -115,13 +115,14 @@ def plan_scenario(documents: list[dict], scenario: str) -> Plan:
     def gold_of(gold: dict) -> dict[str, dict]:
         return {prefix: _opened(arguments_of(parts[prefix].document, parts[prefix].operation, request), _texts(gold))
                 for prefix, request in gold_writes(scenario, gold).items()}
-    return Plan(parts, gold_of, site_request)
+    return Plan(parts, gold_of, site_request, spare)
 
 
-def register_synthesised(folder: str | Path, scenarios: tuple = SCENARIOS) -> RewardSet:
-    "The set `synthesised` of the five scenarios, ready for `score` and for training."
+def register_synthesised(folder: str | Path, scenarios: tuple = SCENARIOS, name: str = "synthesised",
+                         spare: int = 2) -> RewardSet:  # spare: calls beyond the reads and the writes, unpunished
+    "The synthesised set of the five scenarios, ready for `score` and for training."
     documents = load_documents(folder)
-    return register("synthesised", {scenario: plan_scenario(documents, scenario) for scenario in scenarios})
+    return register(name, {scenario: plan_scenario(documents, scenario, spare) for scenario in scenarios})
 
 # %% ../nbs/18c_agreement.ipynb #aabd1601
 def from_rollouts(scenario: str, size: int, rng: random.Random, path: Path) -> list[tuple]:  # (id, task, trace)

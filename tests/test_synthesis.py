@@ -414,6 +414,14 @@ def test_the_hash_knows_the_schema():
     assert made[0] == made[1] != made[2]
 
 
+@pytest.mark.parametrize("spare", [0, 2])
+def test_calls_are_free_up_to_the_spare_ones(spare):
+    one, calls = synthesise(LIBRARY, "lend", LEND), gold_script("lend")
+    plan = Plan({"": one}, spare=spare)
+    found = [reward(plan, mock_trace(one, [*calls, *[calls[-1]] * more]), one.gold) for more in (0, spare, spare + 1)]
+    assert found == [1.0, 1.0, 0.95] and plan.limit == len(calls) + spare
+
+
 def test_a_registered_set_scores_as_the_plan_does():
     one = synthesise(LIBRARY, "lend", LEND)
     made = register("library", {"lend": Plan({"": one})})
