@@ -676,6 +676,14 @@ def test_a_scenario_has_tasks_tools_and_a_reward(installed):
         assert scenarios.lint(task) == [] and scenarios.messages(task)[1]["content"] == task["prompt"]
 
 
+def test_a_scenario_that_is_entered_again_has_its_new_tasks(installed):
+    first = scenarios.find_task("update", installed[0]["id"])
+    document_scenario.install_operation(pages_document(), "updatePage", "update", train=3, held_out=2, seed=1)
+    task = scenarios.DATA["update"]["tasks"][0]
+    found = scenarios.find_task("update", task["id"])
+    assert found["prompt"] == task["prompt"] != first["prompt"]
+
+
 def test_no_task_is_in_both_splits(installed):
     held_out = scenarios.DATA["update"]["held_out"]
     assert not {task["prompt"] for task in installed} & {task["prompt"] for task in held_out}
