@@ -20,7 +20,7 @@ from importlib.resources import files
 from pathlib import Path
 from statistics import fmean
 
-# %% ../nbs/04_baselines.ipynb #b6788d90
+# %% ../nbs/04_baselines.ipynb #e4dd97f7
 from . import audited  # noqa: F401 (it registers its reward set)
 from .endpoints import TEMPERATURE, Connection, Refused, endpoint_policy, find_endpoint, new_tally, probe
 from .environments import tool_schemas
@@ -28,7 +28,6 @@ from .faults import check_faults, faulty_env, rollout_plan, under_faults
 from .rewards import REWARD_HASH, REWARD_SETS, score, score_task
 from atlas_rlvr.runs import (
     Recorder,
-    check_loadable,
     check_model,
     read_lines,
     record_key,
@@ -235,7 +234,7 @@ def transformers_policy(model, tokenizer, tools: list[dict], budget: int, **opti
     many = batch_policy(model, tokenizer, tools, budget, **options)
     return lambda messages: many([messages])[0]
 
-# %% ../nbs/04_baselines.ipynb #22b33822
+# %% ../nbs/04_baselines.ipynb #b7b8c228
 REPEATS = {"train": 5, "held_out": 1}  # rollouts a task: about 40 a split
 
 
@@ -245,8 +244,6 @@ def load_local(model: str, scenario: str) -> tuple:  # (model, tokenizer, settin
 
     from atlas_rlvr.train import RECIPES, load_model, settings  # the recipes come later in the book
 
-    if model not in RECIPES:
-        check_loadable(model)
     gpu = torch.cuda.is_available()
     values = settings(model if model in RECIPES else "qwen3.5-4b", scenario)
     values = values if model in RECIPES else values | {"weights": model, "bf16": gpu, "use_cpu": not gpu}

@@ -31,7 +31,7 @@ from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 
-# %% ../nbs/05_train.ipynb #fdacba4e
+# %% ../nbs/05_train.ipynb #2d1ad05f
 from . import audited, rewards  # noqa: F401 (audited registers its reward set)
 from .environments import ENVIRONMENTS, tool_schemas, transcript
 from .faults import FAULTY_HASH, Plan, check_faults, planned, rollout_plan, under_faults
@@ -40,6 +40,7 @@ from atlas_rlvr.runs import (
     Recorder,
     batch_row,
     check_choice,
+    check_loadable,
     check_model,
     finished,
     manifest,
@@ -551,7 +552,7 @@ def make_trainer(run: Run, model, tokenizer, config, rows: list[dict], ledger: L
     count_tokens(trainer, ledger)
     return trainer
 
-# %% ../nbs/05_train.ipynb #a1995aea
+# %% ../nbs/05_train.ipynb #f8462403
 def load_model(values: dict, checkpoint: Path | None = None):  # checkpoint: weights of a finished training
     "(model, tokenizer) of a recipe."
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -563,6 +564,7 @@ def load_model(values: dict, checkpoint: Path | None = None):  # checkpoint: wei
         from atlas_rlvr.policy import load_policy
         model, tokenizer = load_policy()
     else:
+        check_loadable(values["weights"])
         model = AutoModelForCausalLM.from_pretrained(values["weights"], dtype=dtype)
         tokenizer = AutoTokenizer.from_pretrained(values["weights"], padding_side="left")
     return (type(model).from_pretrained(checkpoint, dtype=dtype) if checkpoint else model), tokenizer

@@ -588,6 +588,12 @@ def test_imitation_baselines_and_the_trainer_show_one_prompt(tmp_path, tokenizer
     assert ids == taught[:len(ids)] == tokenizer(prompted, add_special_tokens=False)["input_ids"]
 
 
+def test_weights_that_cannot_be_had_are_one_sentence(monkeypatch):
+    monkeypatch.setattr("atlas_rlvr.runs.missing", lambda model: "not there")
+    with pytest.raises(ValueError, match="^model `Qwen/Qwen3-1.7B` cannot be loaded .not there.; give a folder"):
+        T.load_model(T.settings("qwen3-1.7b", "subtask"))
+
+
 def test_b09_reset_is_no_tool(tokenizer, scripted):
     calls = gold_calls(load_tasks("subtask")[0], verify=False)
     script = [calls[1], ("reset_synthetic_data", {}), calls[1]]
