@@ -74,7 +74,7 @@ def test_over_stdio_listed_called_reset_and_scored(tmp_path):
              path.unlink, *calls]
     server = program("mcp", "--scenario", "subtask", "--task", "subtask-01", "--trace", str(path))
     tools, bare, unknown, *rest = visit(server, steps)
-    assert [tool.name for tool in tools] == ["get_issue", "create_issue"]
+    assert [tool.name for tool in tools] == ["create_issue", "get_issue"]
     assert bare.is_error and answer(bare) == {"status": 400, "body": {"errorMessages": [], "errors": {"parent": "data was not an object"}}}
     assert unknown.is_error and unknown.content[0].text == "{'error': 'Tool close_ticket not found.'}"
     assert [answer(rest[i])["body"]["key"] for i in (1, 6)] == ["ABC-124", "ABC-124"]  # the reset gave the key back
