@@ -180,7 +180,7 @@ def _steps_of(one: Synthesis, gold: dict) -> list[list]:
              for read, call in zip(one.after[:1], calls[at + 1:])]
     return [calls[:at], [calls[at]], after]
 
-# %% ../nbs/18e_document_scenario.ipynb #9b37c05f
+# %% ../nbs/18e_document_scenario.ipynb #6581c97c
 def install(name: str, one: Synthesis, train: list[dict], held_out: list[dict]) -> Made:  # name: of the scenario
     "Enter a scenario and its reward set; the set has the scenario's name."
     one = replace(one, gold=train[0]["gold"])
@@ -191,11 +191,9 @@ def install(name: str, one: Synthesis, train: list[dict], held_out: list[dict]) 
     SCHEMAS.update(offered)
     TOOLS[name] = list(offered)
     ENVIRONMENTS[name] = environment(name, one)
-    scenarios.DATA[name] = {"title": one.operation.summary or name, "system": SYSTEM, "tasks": train, "held_out": held_out}
-    scenarios.STEPS[name] = lambda gold: _steps_of(one, gold)
-    scenarios.LINTS[name] = lambda gold, seed: []
+    data = {"title": one.operation.summary or name, "system": SYSTEM, "tasks": train, "held_out": held_out}
+    scenarios.enter(name, data, lambda gold: _steps_of(one, gold))
     register(name, {name: Plan({"": one})})
-    scenarios._index.cache_clear()  # a scenario may be entered again, with other tasks
     return Made(name, one, name)
 
 # %% ../nbs/18e_document_scenario.ipynb #3c286cad
