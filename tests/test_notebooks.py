@@ -84,6 +84,10 @@ def test_notebooks_are_clean(copy):
     assert same(ROOT / "nbs", copy / "nbs", [path.name for path in NOTEBOOKS]) == []
 
 
+def test_no_cell_of_a_table_is_cut_off():
+    assert [path.stem for path in NOTEBOOKS if "...</td>" in path.read_text(encoding="utf-8")] == []
+
+
 def test_one_notebook_for_each_module():
     exports = [name for path in NOTEBOOKS for cell in cells(path)
                for name in re.findall(r"^#\|\s*default_exp (\S+)", source(cell), re.MULTILINE)]
