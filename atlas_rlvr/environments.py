@@ -180,7 +180,7 @@ def tool_message(status: int, headers: dict, body: object) -> str:
     text = json.dumps({"status": status, "body": body, **wait}, separators=(",", ":"), ensure_ascii=False)
     return text.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate of the policy's is no text
 
-# %% ../nbs/01c_environments.ipynb #363740ba
+# %% ../nbs/01c_environments.ipynb #8b57b8af
 class AtlasEnv:
     "State of one rollout: a world, a dialect, and the log of what was asked (paper, Section 3)."
 
@@ -198,10 +198,18 @@ class AtlasEnv:
         "Build the world of a task (JSON text); without one, the seed site."
         seed = json.loads(task)["world"] if task else None
         self._world, self._log, self._aliases = World(seed or SEEDS[self._dialect]), [], []
-        self._handle = self._between() if self._between else None
+        self._handle, self._failure = self._between() if self._between else None, None
 
     def _send(self, name: str, arguments: dict) -> str:
-        "One tool call: compact JSON of status and body."
+        "One tool call; what breaks in here is a failure of the environment, which has no reward, not of the policy."
+        try:
+            return self._answer(name, arguments)
+        except Exception as error:
+            self._failure = f"{type(error).__name__}: {error}"
+            raise
+
+    def _answer(self, name: str, arguments: dict) -> str:
+        "Compact JSON of status and body."
         paper = self._dialect == "paper"
         sent = _alias_out(self._world, arguments) if paper else arguments
         if sent is not arguments:

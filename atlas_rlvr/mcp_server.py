@@ -5,13 +5,13 @@
 # %% auto #0
 __all__ = ['Rollout', 'read_trace', 'score_trace', 'make_server', 'run']
 
-# %% ../nbs/13_mcp.ipynb #c5a2baed
+# %% ../nbs/13_mcp.ipynb #152a0e29
 import json
 import signal
 from dataclasses import asdict
 from pathlib import Path
 
-from .environments import execute, tool_schemas
+from .environments import DIALECTS, execute, tool_schemas
 from .rewards import score
 from .runs import set_aside
 from .scenarios import system_prompt, task_env
@@ -49,7 +49,7 @@ class Rollout:
         self._write(call_to_json(call), "a")
         return call
 
-# %% ../nbs/13_mcp.ipynb #65b61473
+# %% ../nbs/13_mcp.ipynb #7853b2f8
 def _row(line: str, place: str, read):  # read: what turns JSON into the row
     "One line of a trace file."
     try:
@@ -60,9 +60,9 @@ def _row(line: str, place: str, read):  # read: what turns JSON into the row
 
 def read_trace(path: str | Path) -> tuple[dict, list[Call]]:
     "Head and calls of a trace file."
-    lines = Path(path).read_text(encoding="utf-8", errors="replace").splitlines() or [""]
+    lines = Path(path).read_text(encoding="utf-8", errors="replace").removesuffix("\n").split("\n")
     head = _row(lines[0], f"{path}, line 1", dict)
-    if not {"scenario", "task", "dialect"} <= set(head):
+    if not all(isinstance(head.get(name), str) for name in ("scenario", "task", "dialect")) or head["dialect"] not in DIALECTS:
         raise ValueError(f"{path}: not a trace of atlas-rlvr mcp, its first line names no scenario, task and dialect")
     return head, [_row(line, f"{path}, line {n}", call_from_json) for n, line in enumerate(lines[1:], 2)]
 

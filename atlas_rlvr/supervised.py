@@ -7,7 +7,7 @@ __all__ = ['SAMPLES', 'SOURCES', 'RATES', 'BATCH', 'ACCUMULATE', 'SAVE_EVERY', '
            'conversation', 'gold_demonstration', 'signature', 'successes', 'counts', 'check_examples', 'Imitation',
            'kept_state', 'plan_imitation', 'sample_own', 'own_examples', 'gold_examples', 'template_tokens', 'Spending',
            'spending', 'counting', 'imitation_config', 'imitate', 'carry_out', 'supervise', 'budget_of', 'rated',
-           'rung_name', 'climb', 'on_prompts']
+           'rung_name', 'check_rung', 'climb', 'on_prompts']
 
 # %% ../nbs/23_supervised.ipynb #a19f4e26
 import json
@@ -15,9 +15,9 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-# %% ../nbs/23_supervised.ipynb #c1cb4810
+# %% ../nbs/23_supervised.ipynb #ca02c2c0
 from .environments import tool_schemas, transcript
-from .runs import Recorder, check_choice, read_lines, recover, write_json
+from .runs import Recorder, alone, check_choice, read_lines, recover, resolve_model, write_json
 from .scenarios import gold_calls, messages, task_env
 from .tool_calls import to_template
 
@@ -118,13 +118,20 @@ def plan_imitation(scenario: str, source: str, model: str, seed: int, **changes)
         raise ValueError("a supervised run ends when its tokens are spent; give it a `token_budget`")
     return Imitation(**vars(run), source=source)
 
-# %% ../nbs/23_supervised.ipynb #fa20c8e0
+# %% ../nbs/23_supervised.ipynb #087c6a54
+def _sampled(recorder: Recorder) -> list[dict]:
+    return [r for r in read_lines(recorder.rollouts) if r["phase"] == "sampled"]
+
+
 def sample_own(run: Imitation, model, tokenizer, recorder: Recorder) -> list[dict]:
     "Records of `SAMPLES` rollouts of the training prompts at temperature 1.0, as many of each."
     repeats = max(1, SAMPLES.get(run.model, 400) // len(run.tasks))
-    rows = evaluation_rows(run.tasks, repeats, "sampled", 1.0)
-    found = [r for r in read_lines(recorder.rollouts) if r["phase"] == "sampled"]
-    return found if len(found) == len(rows) else evaluate(run, model, tokenizer, rows, recorder)
+    known = {(r["task"], r["generation"]) for r in _sampled(recorder)}
+    rows = [row for row in evaluation_rows(run.tasks, repeats, "sampled", 1.0)
+            if (json.loads(row["task"])["id"], row["repeat"]) not in known]
+    if rows:
+        evaluate(run, model, tokenizer, rows, recorder)
+    return _sampled(recorder)
 
 
 def own_examples(run: Imitation, model, tokenizer, recorder: Recorder) -> tuple[list[dict], dict]:
@@ -197,7 +204,7 @@ def counting(base: type) -> type:  # base: SFTTrainer
             return super().compute_loss(model, inputs, *args, **kwargs)
     return Counting
 
-# %% ../nbs/23_supervised.ipynb #a4584519
+# %% ../nbs/23_supervised.ipynb #485c25d8
 def imitation_config(run: Imitation):
     "TRL's configuration."
     from trl import SFTConfig
@@ -217,6 +224,8 @@ def imitate(run: Imitation, model, tokenizer, examples: list[dict], checkpoint: 
     disable_progress_bars()
     used = tokens_used(run)
     limit = run.values["token_budget"] - used["start"] - used["generated"]
+    if limit <= 0:
+        raise ValueError(f"sampling alone has spent the budget of {run.values['token_budget']:,} tokens; give a larger one")
     rows = Dataset.from_list(examples, on_mixed_types="use_json")  # else every call would get the fields of all others
     trainer = counting(SFTTrainer)(model=model, args=imitation_config(run), processing_class=tokenizer, train_dataset=rows,
                                    callbacks=[spending(limit)])
@@ -244,7 +253,7 @@ def carry_out(run: Imitation) -> dict:  # what run.json then holds
     minutes = (kept_state(newest_checkpoint(run.folder))["seconds"] + table["seconds"]) / 60
     return write_run(run, "budget", minutes=round(minutes, 2), demonstrations=table)
 
-# %% ../nbs/23_supervised.ipynb #4bd4a12e
+# %% ../nbs/23_supervised.ipynb #eb9dd5af
 def supervise(scenario: str, source: str, model: str = "auto", seed: int = 0, fresh: bool = False, **changes) -> dict:
     "Supervised training on one scenario; the same call goes on with an interrupted run and shows a finished one."
     run = plan_imitation(scenario, source, choose_model(scenario, model, has_gpu()), seed, **changes)
@@ -252,7 +261,8 @@ def supervise(scenario: str, source: str, model: str = "auto", seed: int = 0, fr
         return found
     quiet_libraries(run.values)
     print(device_line(run.values), flush=True)
-    result = carry_out(run)
+    with alone(run.folder):
+        result = carry_out(run)
     print_summary({split: result[split] for split in ("train", "held_out")})
     return result
 
@@ -268,7 +278,7 @@ def budget_of(scenario: str, model: str) -> int:
     "Tokens that a rung may spend, the same for each."
     return BUDGETS.get(model, {}).get(scenario, 300_000)
 
-# %% ../nbs/23_supervised.ipynb #1b49939d
+# %% ../nbs/23_supervised.ipynb #43751a52
 def rated(rate: float) -> dict:  # rate: 0 for the recipe's
     "A learning rate of one's own, and the word that sets such a run apart."
     return {"learning_rate": rate, "tag": f"lr{rate:g}"} if rate else {}
@@ -277,6 +287,16 @@ def rated(rate: float) -> dict:  # rate: 0 for the recipe's
 def rung_name(source: str, grpo: bool) -> str:  # source: gold, own or none
     "The rung that the page's parameters ask for."
     return "grpo" if source == "none" else f"sft-{source}" + "-grpo" * grpo
+
+
+def check_rung(values: dict):  # the page's parameters
+    "What papermill is given, before it opens a notebook."
+    check_choice("source", values["source"], ("none", *SOURCES))
+    plan_run(values["scenario"], resolve_model(values["model"], values["scenario"]), values["seed"],
+             **on_prompts(values["prompts"]))
+    for name in ("budget", "sft_rate", "grpo_rate"):
+        if values[name] < 0:
+            raise ValueError(f"parameter `{name}` must not be negative, as {values[name]} is; 0 takes that of the model")
 
 
 def climb(scenario: str, rung: str, model: str = "auto", seed: int = 0, budget: int = 0, fresh: bool = False,

@@ -4,7 +4,7 @@
 
 # %% auto #0
 __all__ = ['PAPER', 'OURS', 'OTHER', 'EMBEDDED', 'SMOLLM2', 'RECIPES', 'NAMED', 'SENSIBLE', 'GOAL', 'CONFIG_FIELDS',
-           'MEASURED_BY', 'Setting', 'recipe', 'settings', 'choose_model', 'one_gpu', 'has_gpu', 'device_line',
+           'MEASURED_BY', 'FREE', 'Setting', 'recipe', 'settings', 'choose_model', 'one_gpu', 'has_gpu', 'device_line',
            'quiet_libraries', 'batch_plan', 'Run', 'training_tasks', 'check_values', 'plan_run', 'described',
            'moving_mean', 'quiet_epochs', 'stop_reason', 'StopRule', 'BatchEnd', 'progress_line', 'judge', 'checked',
            'Batches', 'Ledger', 'shares', 'environment_factory', 'training_rows', 'evaluation_rows',
@@ -13,7 +13,7 @@ __all__ = ['PAPER', 'OURS', 'OTHER', 'EMBEDDED', 'SMOLLM2', 'RECIPES', 'NAMED', 
            'stop_state', 'batches_done', 'epoch_means', 'minutes_to_goal', 'start_folder', 'start_checkpoint',
            'tokens_used', 'budget_spent', 'reward_rows', 'write_run', 'split_tasks', 'measure_rows', 'measure',
            'measures_alike', 'evaluation_key', 'known_before', 'measure_before', 'learn', 'stopped', 'carry_out',
-           'already_done', 'train']
+           'check_same', 'already_done', 'train']
 
 # %% ../nbs/05_train.ipynb #aa6a020a
 import csv
@@ -31,13 +31,14 @@ from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 
-# %% ../nbs/05_train.ipynb #2d1ad05f
+# %% ../nbs/05_train.ipynb #0318aff1
 from . import audited, rewards  # noqa: F401 (audited registers its reward set)
 from .environments import ENVIRONMENTS, tool_schemas, transcript
 from .faults import FAULTY_HASH, Plan, check_faults, planned, rollout_plan, under_faults
 from atlas_rlvr.runs import (
     GPU_MODELS,
     Recorder,
+    alone,
     batch_row,
     check_choice,
     check_loadable,
@@ -723,7 +724,7 @@ def measure(run: Run, model, tokenizer, recorder: Recorder, phase: str):
     if rows := measure_rows(run, phase):
         evaluate(run, model, tokenizer, rows, recorder)
 
-# %% ../nbs/05_train.ipynb #1b63f244
+# %% ../nbs/05_train.ipynb #52f832db
 MEASURED_BY = ("scenario", "model", "seed", "weights", "rewards", "faults", "bf16", "max_completion_length",
                "max_tool_calling_iterations", "eval_batch_size")
 
@@ -744,9 +745,9 @@ def known_before(run: Run, wanted: set[tuple]) -> list[dict]:  # wanted: keys
     "Just these records, made by a finished run, of the policy that this one starts from; [] where no run has them."
     start = start_folder(run)
     folders = [start] if start else [folder for folder in run_folders() if not read_run(folder).get("config", {}).get("start")]
-    for folder in folders:
+    for folder in (folder for folder in folders if measures_alike(run, folder)):
         records = [r for r in read_lines(folder / "rollouts.jsonl") if r["phase"] == ("after" if start else "before")]
-        if measures_alike(run, folder) and set(map(evaluation_key, records)) == wanted:
+        if set(map(evaluation_key, records)) == wanted:
             return [record | {"phase": "before"} for record in records]
     return []
 
@@ -795,11 +796,26 @@ def carry_out(run: Run) -> dict:  # what run.json then holds
     measure(run, model, tokenizer, recorder, "after")
     return write_run(run, reason)
 
-# %% ../nbs/05_train.ipynb #355276a6
+# %% ../nbs/05_train.ipynb #7ff0f779
+FREE = ("max_batches", "save_total_limit")  # may change from one start of a run to the next
+
+
+def check_same(run: Run):
+    "A folder's name holds few settings; the others must be those that its run began with."
+    began = (read_run(run.folder) if run.folder.exists() else {}).get("config", {})
+    now = run.values | run.plan  # as `write_run` keeps them
+    other = sorted(name for name in (set(now) & set(began)) - set(FREE) if now[name] != began[name])
+    if other:
+        raise ValueError(f"the run in {run.folder} has another `{'`, `'.join(other)}`; give this one a `tag` of its own, "
+                         "or `fresh=True` to set the old one aside")
+
+
 def already_done(run: Run, fresh: bool = False) -> dict | None:  # fresh: set an old run aside instead
     "The result of a finished run, shown; None where there is something to do."
     if fresh:
-        set_aside(run.folder)
+        with alone(run.folder):
+            set_aside(run.folder)
+    check_same(run)
     found = finished(run.folder)
     if found:
         print(f"{result_text(found)}. Nothing was changed; `-p fresh True` runs it again.")
@@ -814,7 +830,8 @@ def train(scenario: str, model: str = "auto", seed: int = 0, fresh: bool = False
     quiet_libraries(run.values)
     print(device_line(run.values), flush=True)
     try:
-        result = carry_out(run)
+        with alone(run.folder):
+            result = carry_out(run)
     except KeyboardInterrupt:
         write_run(run, "interrupted")
         print(f"interrupted after batch {len(reward_rows(run.folder))}; the same command goes on from there", flush=True)

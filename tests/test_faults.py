@@ -35,7 +35,7 @@ from atlas_rlvr.faults import (
     under_faults,
 )
 from atlas_rlvr.final_state import changes
-from atlas_rlvr.retries import blind, careful, play
+from atlas_rlvr.retries import blind, careful, fault_record, fault_row, play
 from atlas_rlvr.rewards import REWARD_HASH, REWARD_SETS, score
 from atlas_rlvr.scenarios import SCENARIOS, gold_calls, load_tasks, task_env
 from atlas_rlvr.tool_calls import call_to_json
@@ -608,3 +608,13 @@ def test_a_layer_does_not_change_a_snapshot_taken_before(world):
     for request in REQUESTS:
         handle(world, *request)
     assert canonical(before) == frozen
+
+
+def test_an_infrastructure_error_has_no_reward():
+    task = load_tasks("subtask")[0]
+    plan = expand("slow", 1)
+    env = faulty_env(task, plan)
+    record = fault_record(task, plan, env, [], "error")
+    assert (record["reward"], record["paper"]) == (None, None)
+    row = fault_row([record, record | {"reward": 1.0, "paper": 1.0}])
+    assert (row["n"], row["reward"], row["paper"]) == (1, 1.0, 1.0)

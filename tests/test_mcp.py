@@ -144,3 +144,11 @@ def test_an_older_file_survives_a_trace(tmp_path):
     (tmp_path / "t.jsonl").write_text("precious")
     Rollout(pick_task("subtask", None, "paper"), trace=tmp_path / "t.jsonl")
     assert (tmp_path / "t.aside-1.jsonl").read_text() == "precious"
+
+
+@pytest.mark.parametrize("head", [{"scenario": ["x"]}, {"task": 5}, {"dialect": "zzz"}], ids=lambda head: next(iter(head)))
+def test_a_head_of_wrong_kinds_is_one_sentence(tmp_path, head):
+    path = tmp_path / "trace.jsonl"
+    path.write_text(json.dumps({"scenario": "subtask", "task": "subtask-01", "dialect": "paper"} | head) + "\n")
+    with pytest.raises(ValueError, match="its first line names no scenario, task and dialect"):
+        score_trace(path)

@@ -212,12 +212,30 @@ def test_the_command_line_is_read_as_click_reads_it(words, expected):
     (["-p", "seed", "1e999"], "must be finite, not inf"),
     (["-p", "model", "None"], "must be text"),
     (["-p", "model", "007"], "`-r` keeps it as typed"),
+    (["-y", "{bad: ["], "cannot be read"),
+    (["-y", "- 1"], "cannot be read"),
+    (["-f", "nofile.yaml"], "`-f nofile.yaml` cannot be read"),
 ], ids=lambda value: "-".join(value[1:]) if isinstance(value, list) else "")
 def test_bad_parameters(project, monkeypatch, words, message):
     monkeypatch.chdir(project)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
     with pytest.raises(ValueError, match=re.escape(message)):
         prepare_command(["papermill", "nbs/05_train.ipynb", *words])
+
+
+@pytest.mark.parametrize("words, message", [
+    (["source", "godl"], "unknown source `godl`, did you mean `gold`?"),
+    (["budget", "-5"], "parameter `budget` must not be negative"),
+    (["prompts", "7"], "5 prompts a batch do not divide 7"),
+    (["prompts", "4000"], "choose 1 to 400"),
+    (["sft_rate", "-1.0"], "parameter `sft_rate` must not be negative"),
+], ids=lambda value: "-".join(value) if isinstance(value, list) else "")
+def test_bad_parameters_of_a_rung(project, monkeypatch, words, message):
+    shutil.copy(ROOT / "nbs/23_supervised.ipynb", project / "nbs")
+    monkeypatch.chdir(project)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    with pytest.raises(ValueError, match=re.escape(message)):
+        prepare_command(["papermill", "nbs/23_supervised.ipynb", "-p", *words])
 
 
 @pytest.mark.parametrize("words, message", [

@@ -568,7 +568,7 @@ def stored(scenario, trace, *, task=TASK, outcome="ended", generation=0, **chang
 
 def write(folder, records, name="rollouts.json"):
     path = folder / name
-    text = "".join(json.dumps(r) + "\n" for r in records) if name.endswith("l") else json.dumps({"rollouts": records})
+    text = "".join(json.dumps(r) + "\n" for r in records) if name.endswith("l") else json.dumps({"schema": 1, "rollouts": records})
     path.write_text(text)
     return path
 
@@ -665,3 +665,10 @@ def test_a_damaged_record_is_named(tmp_path, damage):
     path = write(tmp_path, [good, bad])
     with pytest.raises(ValueError, match=r"rollouts\.json, record 2: it cannot be scored"):
         rescore(path)
+
+
+def test_a_line_separator_in_a_text_is_no_end_of_a_line(tmp_path):
+    trace = run_calls(task_env(TASK), [("get_issue", {"issueIdOrKey": "ABC\u2028-1"})])
+    path = tmp_path / "rollouts.jsonl"
+    path.write_text(json.dumps(stored(TASK["scenario"], trace), ensure_ascii=False) + "\n", encoding="utf-8")
+    assert rescore(path)["equal"] == 1

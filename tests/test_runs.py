@@ -12,6 +12,7 @@ import pytest
 from atlas_rlvr import runs
 from atlas_rlvr.runs import (
     Recorder,
+    alone,
     batch_row,
     collect,
     finished,
@@ -378,3 +379,24 @@ def test_the_manifest_names_no_place_and_no_person():
     text = json.dumps(runs.manifest())
     assert str(Path.home()) not in text and str(ROOT) not in text and os.uname().nodename not in text
     assert runs.manifest()["packages"]["papermill"]
+
+
+def test_a_folder_has_one_run_at_a_time(tmp_path):
+    with alone(tmp_path), pytest.raises(ValueError, match="in use by another start of this run; wait for it, or stop it"), \
+            alone(tmp_path):
+        raise AssertionError("held twice")
+    with alone(tmp_path):
+        pass
+
+
+def test_a_torn_header_is_written_again(tmp_path):
+    fill(tmp_path, [])
+    (tmp_path / "rewards.csv").write_text("batch,epo")
+    recover(tmp_path)
+    fill(tmp_path, [1])
+    assert [line.split(",")[0] for line in (tmp_path / "rewards.csv").read_text().split()] == ["batch", "1"]
+
+
+def test_one_folder_may_be_collected_by_its_name(tmp_path):
+    fill(tmp_path, [1])
+    assert len(collect(str(tmp_path))["rollouts"]) == 2

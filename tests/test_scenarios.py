@@ -3,6 +3,7 @@ import json
 
 import pytest
 
+from atlas_rlvr import results, scenarios
 from atlas_rlvr.scenarios import (
     HELD_OUT_SEED,
     LABELS,
@@ -156,3 +157,20 @@ def test_gold_calls_without_verify_are_a_prefix():
 def test_B18_gold_survives_json_text():
     task = load_tasks("cross")[0]
     assert json.loads(json.dumps(task)) == task
+
+
+def test_a_found_task_is_the_callers_own():
+    for find in (lambda: scenarios.find_task("subtask", "subtask-01"), lambda: scenarios.more_tasks("subtask", 1)[0]):
+        gold = find()["gold"]
+        gold["summary"] += "!"
+        assert find()["gold"]["summary"] + "!" == gold["summary"]
+
+
+def test_a_scenario_entered_again_is_scored_by_its_new_gold(monkeypatch):
+    for table in (scenarios.DATA, scenarios.STEPS, scenarios.LINTS):
+        monkeypatch.setitem(table, "again", None)
+    row = {"id": "again-01", "prompt": "Do.", "gold": {"summary": "one"}}
+    for summary in ("one", "two"):
+        data = {"title": "Again", "system": "", "tasks": [row | {"gold": {"summary": summary}}], "held_out": []}
+        scenarios.enter("again", data, lambda gold: [[], [], []])
+        assert results.gold("again", "again-01") == {"summary": summary}

@@ -222,7 +222,7 @@ def test_pairing_removes_what_makes_a_prompt_hard():
 def test_only_common_prompts_are_compared():
     found = S.compare(series({"a": [0.0], "b": [0.0]}), series({"b": [1.0], "c": [0.0]}))
     assert (found["prompts"], found["difference"]) == (1, 1.0)
-    with pytest.raises(ValueError, match="no prompt in common"):
+    with pytest.raises(ValueError, match="no scored prompt in common"):
         S.compare(series({"a": [0.0]}), series({"b": [0.0]}))
 
 
@@ -260,7 +260,8 @@ def test_a_family_is_corrected():
 
 @pytest.mark.parametrize("variant, phase, name", [
     ("", "after", "GRPO"), ("", "before", "prompted"), ("audited", "after", "GRPO audited"), ("sft-gold t9", "before", "prompted"),
-    ("sft-gold t9 lr1", "after", "SFT gold t9 lr1"), ("from-sft-own-t4 t9", "after", "SFT own t4 + GRPO t9"), ("p40", "after", "GRPO p40")])
+    ("sft-gold t9 lr1", "after", "SFT gold t9 lr1"), ("from-sft-own-t4 t9", "after", "SFT own t4 + GRPO t9"), ("p40", "after", "GRPO p40"),
+    ("p40 t9", "before", "prompted p40")])
 def test_names_of_rungs(variant, phase, name):
     assert S.rung(variant, phase) == name
 
@@ -282,15 +283,6 @@ def runs(tmp_path, monkeypatch):
                                          "config": {"start": "sft-gold-t150" if variant.startswith("from-") else ""}})
         folders.append(folder)
     return folders
-
-
-def test_run_folders_give_the_ladder(runs):
-    rows = {row["rung"]: row for row in S.ladder(runs)}
-    assert {name: (row["mean"], row["rollouts"], row["tokens"]) for name, row in rows.items()} == {
-        "prompted": (pytest.approx(0.1), 4, 0.0), "GRPO": (0.5, 4, 300.0), "SFT gold t150": (pytest.approx(0.7), 4, 150.0),
-        "SFT gold t150 + GRPO t300": (1.0, 4, 310.0)}
-    assert [row["minutes"] for row in rows.values()] == [0.0, 2.0, 2.0, 4.0]  # the last began where the third ended
-    assert next(iter(rows)) == "prompted"
 
 
 def test_a_runs_file_is_as_good_as_its_folder(runs):
@@ -328,3 +320,21 @@ def test_shipped_rollouts_fill_every_row(shipped):
 def test_tasks_of_generated_prompts_have_modes():
     task = more_tasks("cross", 12)[-1]
     assert find_task("cross", task["id"]) == task and S.modes(played(task, gold_calls(task)[:2])) == {"early_stop"}
+
+
+def test_rungs_on_other_training_prompts_are_compared_where_they_can_be(tmp_path):
+    rows = [record(reward, f"{split}-{i}", split=split, rung=name, phase="after") for name, reward, split in (
+        ("GRPO", 0.2, "train"), ("GRPO", 0.2, "held_out"), ("GRPO p40", 0.9, "held_out")) for i in range(9)]
+    rows += [record(0.9, f"other-{i}", split="train", rung="GRPO p40", phase="after") for i in range(9)]
+    assert [(line["split"], line["prompts"]) for line in S.claims(rows, "GRPO", "GRPO p40")] == [("held_out", 9)]
+
+
+def test_rollouts_of_one_name_that_differ_are_refused(runs):
+    twin = runs[0].with_name("m-lost-s0")
+    twin.mkdir()
+    text = (runs[0] / "rollouts.jsonl").read_text()
+    (twin / "rollouts.jsonl").write_text(text)
+    assert len(S.load(runs[0], twin)) == len(S.load(runs[0]))
+    (twin / "rollouts.jsonl").write_text(text.replace('"reward": 0.1', '"reward": 0.9'))
+    with pytest.raises(ValueError, match="rung `prompted` that differ .* load runs under other rewards or faults apart"):
+        S.load(runs[0], twin)

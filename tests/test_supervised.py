@@ -138,17 +138,16 @@ def test_imitation_of_gold(place, scripted, tokenizer, capsys):  # noqa: F811
     assert "Nothing was changed" in capsys.readouterr().out
 
 
-def test_own_successes_are_counted_and_paid_for(place, scripted, monkeypatch, tokenizer):  # noqa: F811
+def often_right(task, turn):
     import torch
+    calls = T.gold_calls(task)
+    if turn == len(calls) or torch.rand(()) > 0.9:
+        return "Done."
+    return "<tool_call>\n" + json.dumps(dict(zip(("name", "arguments"), calls[turn]))) + "\n</tool_call>"
 
-    def policy(task, turn):
-        calls = T.gold_calls(task)
-        return unreliable_call(*calls[turn]) if turn < len(calls) and torch.rand(()) < 0.9 else "Done."
 
-    def unreliable_call(name, arguments):
-        return "<tool_call>\n" + json.dumps({"name": name, "arguments": arguments}) + "\n</tool_call>"
-
-    scripted(policy)
+def test_own_successes_are_counted_and_paid_for(place, scripted, monkeypatch, tokenizer):  # noqa: F811
+    scripted(often_right)
     taught = []
     learn = S.imitate
     monkeypatch.setattr(S, "imitate", lambda run, model, tok, examples, at: (taught.extend(examples), learn(run, model, tok, examples, at)))
@@ -329,3 +328,24 @@ def test_pages_parameters_are_those_of_climb():
     tagged, = [c for c in cells if "parameters" in c["metadata"].get("tags", [])]
     names = [line.target.id for line in ast.parse("".join(tagged["source"])).body]
     assert names[0] == "scenario" and set(names) - {"source", "grpo", "prompts"} <= set(inspect.signature(S.climb).parameters)
+
+
+def test_only_what_is_missing_is_sampled_again(place, scripted, monkeypatch):  # noqa: F811
+    scripted(unreliable())
+    run = S.plan_imitation("page", "own", "embedded", 0, token_budget=9000, **BRIEF)
+    recorder, asked = S.Recorder(run.folder), []
+    play = S.evaluate
+    monkeypatch.setattr(S, "evaluate", lambda run, model, tok, rows, rec: (asked.append(len(rows)), play(run, model, tok, rows, rec)))
+    model, tok = S.load_model(run.values, None)
+    first = S.sample_own(run, model, tok, recorder)
+    lines = recorder.rollouts.read_text().splitlines(keepends=True)
+    recorder.rollouts.write_text("".join(lines[:-3]))
+    again = S.sample_own(run, model, tok, S.Recorder(run.folder))
+    assert asked == [32, 3] and len(again) == len(first) == 32 and again[:29] == first[:29]
+    assert S.sample_own(run, model, tok, S.Recorder(run.folder)) == again and asked == [32, 3]
+
+
+def test_a_budget_that_sampling_spends_is_refused(place, scripted):  # noqa: F811
+    scripted(often_right)
+    with pytest.raises(ValueError, match="sampling alone has spent the budget of 100 tokens; give a larger one"):
+        S.supervise("page", "own", "embedded", 0, token_budget=100, **BRIEF)

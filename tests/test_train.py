@@ -13,7 +13,7 @@ from atlas_rlvr.baselines import prompt_template, prompt_text
 from atlas_rlvr.environments import TOOLS, run_calls, tool_schemas, transcript
 from atlas_rlvr.faults import FAULTY_HASH, faulty_env, faulty_score, find_plan
 from atlas_rlvr.rewards import rescore
-from atlas_rlvr.runs import Recorder, plain_runs, read_lines, record_key, run_folder
+from atlas_rlvr.runs import Recorder, plain_runs, read_lines, record_key, run_folder, write_json
 from atlas_rlvr.scenarios import SCENARIOS, find_task, gold_calls, load_tasks, task_env
 from atlas_rlvr.supervised import gold_demonstration, template_tokens
 
@@ -636,3 +636,32 @@ def test_the_papers_recipes_take_a_step(tmp_path, tokenizer, scripted, model, ki
     assert {call.get("outcome") for record in records for call in record["calls"]} == {"ok"}
     assert len({record["reward"] for record in records}) > 1
     assert any(not torch.equal(weight, policy.state_dict()[name]) for name, weight in start.items())
+
+
+def test_another_setting_does_not_take_a_runs_place(project, scripted):
+    run = T.plan_run("page", "embedded", 0)
+    run.folder.mkdir(parents=True)
+    write_json(run.folder / "run.json", {"stop_reason": "interrupted", "config": {**run.values, **run.plan}})
+    assert T.already_done(T.plan_run("page", "embedded", 0, max_batches=3)) is None
+    with pytest.raises(ValueError, match="has another `learning_rate`, `temperature`; give this one a `tag` of its own, or `fresh=True`"):
+        T.train("page", "embedded", 0, learning_rate=9e-4, temperature=0.3)
+
+
+def test_a_torn_file_of_another_run_is_not_read(project):
+    torn = run_folder("label", "embedded", 3)
+    torn.mkdir(parents=True)
+    (torn / "rollouts.jsonl").write_text('{"phase": "bef')
+    assert T.known_before(T.plan_run("page", "embedded", 0), {("train", "page-01", 0)}) == []
+
+
+def test_what_breaks_in_an_environment_has_no_reward(project, monkeypatch):
+    task = load_tasks("page")[0]
+    env = T.environment_factory(T.Ledger(T.plan_run("page", "embedded", 0)))()
+    env.reset(task=json.dumps(task))
+    with monkeypatch.context() as patch:
+        patch.setattr("atlas_rlvr.environments.send", lambda *args: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            env.get_page(page_id="789")
+    assert T.judge(task, [], failure=env._failure)["reward"] is None
+    env.reset(task=json.dumps(task))
+    assert env._failure is None
