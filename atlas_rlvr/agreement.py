@@ -227,15 +227,15 @@ def compare(scenario: str, path: Path = ROLLOUTS, size: int = SIZE, pairs: int =
         row[other] = agreement(chosen, mine, theirs) | {"why": [[*key, count] for key, count in why.most_common()]}
     return row
 
-# %% ../nbs/18c_agreement.ipynb #c9de3a73
+# %% ../nbs/18c_agreement.ipynb #3700da32
 def measure(folder: str | Path, path: Path = STORED, size: int = SIZE, pairs: int = PAIRS) -> dict:
     "Compare scenario by scenario; one that is stored for the same set, sizes and seed is not done again."
     made = register_synthesised(folder)
     stored = load_json(path, MEND)["rows"] if path.exists() else []
-    key = {"seed": SEED, "drawn": pairs, "hash": made.hash}
-    rows = {row["scenario"]: row for row in stored if all(row[name] == value for name, value in key.items())}
-    for scenario in SCENARIOS:
-        if scenario not in rows:
-            rows[scenario] = compare(scenario, size=size, pairs=pairs)
-            write_json(path, {"schema": 1, "rows": [rows[name] for name in SCENARIOS if name in rows]})
+    known = {(row["scenario"], row["hash"], row["digest"]): row for row in stored}
+    wanted = {name: (name, made.hash, draw(name, ROLLOUTS, size, pairs)[2]) for name in SCENARIOS}
+    rows = {name: known[key] for name, key in wanted.items() if key in known}
+    for scenario in (name for name in SCENARIOS if name not in rows):
+        rows[scenario] = compare(scenario, size=size, pairs=pairs)
+        write_json(path, {"schema": 1, "rows": [rows[name] for name in SCENARIOS if name in rows]})
     return load_json(path, MEND)

@@ -4,16 +4,15 @@
 
 # %% auto #0
 __all__ = ['PHASES', 'WINDOW', 'BAND', 'WRITES', 'NEEDED', 'SLOTS', 'TYPES', 'BROKEN', 'CLASSES', 'SERIES', 'RULES', 'TABLE2',
-           'MARK', 'from_root', 'load_rollouts', 'load_reported', 'pick', 'cases', 'final_epoch', 'series', 'by_prompt',
-           'bootstrap', 'counts', 'summarise', 'batch_row', 'moving_average', 'curve', 'curves', 'narrowing', 'trace',
-           'writes', 'added_labels', 'duplicates', 'slot_fault', 'shape_faults', 'early_stop', 'failure_classes',
-           'failure_row', 'gold', 'label_precision', 'hallucinations', 'mean_or_none', 'perfect_row', 'table',
-           'reads_both', 'bare_parent', 'clean', 'order', 'choose', 'distinct', 'site_counts', 'table2_row',
-           'single_rows', 'paper_marks', 'figure2_rows', 'narrowing_rows']
+           'MARK', 'from_root', 'load_rollouts', 'load_reported', 'pick', 'cases', 'final_epoch', 'series', 'counts',
+           'summarise', 'batch_row', 'moving_average', 'curve', 'curves', 'narrowing', 'trace', 'writes',
+           'added_labels', 'duplicates', 'slot_fault', 'shape_faults', 'early_stop', 'failure_classes', 'failure_row',
+           'gold', 'label_precision', 'hallucinations', 'mean_or_none', 'perfect_row', 'table', 'reads_both',
+           'bare_parent', 'clean', 'order', 'choose', 'distinct', 'site_counts', 'table2_row', 'single_rows',
+           'paper_marks', 'figure2_rows', 'narrowing_rows']
 
-# %% ../nbs/05a_results.ipynb #e4fecccb
+# %% ../nbs/05a_results.ipynb #23153b12
 import json
-import random
 from fnmatch import fnmatch
 from pathlib import Path
 from statistics import fmean
@@ -23,6 +22,7 @@ from .rewards import COMPONENTS, EXCESS_LIMITS
 from .runs import project_root, read_rollouts
 from .scenarios import SCENARIOS, find_task, load_tasks
 from .tool_calls import Call, call_from_json
+from .train import bootstrap, by_prompt
 from .world import load_data
 
 # %% ../nbs/05a_results.ipynb #a306f122
@@ -71,19 +71,6 @@ def series(records: list[dict], scenario: str, model: str | None, split: str, na
     if name != "final_epoch":
         return own
     return [r for seed in sorted({r["seed"] for r in own}) for r in final_epoch(pick(own, seed=seed))]
-
-# %% ../nbs/05a_results.ipynb #1154532a
-def by_prompt(records: list[dict]) -> list[float]:
-    "Mean reward of each prompt; infrastructure errors have no reward and are left out."
-    scored = [r for r in records if r["reward"] is not None]
-    return [fmean(r["reward"] for r in pick(scored, task=task)) for task in sorted({r["task"] for r in scored})]
-
-
-def bootstrap(means: list[float], draws: int = 2000, seed: int = 0) -> tuple[float, float]:
-    "Percentile interval (95 %) of the mean over prompts."
-    rng = random.Random(seed)
-    samples = sorted(fmean(rng.choices(means, k=len(means))) for _ in range(draws))
-    return samples[draws // 40], samples[-1 - draws // 40]
 
 # %% ../nbs/05a_results.ipynb #57657aa8
 def counts(records: list[dict]) -> dict:

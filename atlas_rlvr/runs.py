@@ -4,14 +4,14 @@
 
 # %% auto #0
 __all__ = ['fcntl', 'SCHEMA', 'KEY', 'COLUMNS', 'PACKAGES', 'GPU_MODELS', 'MODELS', 'GUESSED', 'RAW', 'YAML', 'OTHER', 'TAKES',
-           'NEEDED', 'ONLY_TOLD', 'results_handler', 'project_root', 'safe_model', 'run_folder', 'alone', 'free_name',
-           'set_aside', 'json_safe', 'with_notes', 'replace_text', 'write_json', 'read_text', 'parse_json', 'load_json',
-           'read_lines', 'read_rollouts', 'record_key', 'append_text', 'sync', 'batch_row', 'guarded', 'Journal',
-           'Recorder', 'drop_torn_line', 'split_lines', 'recover', 'finished', 'result_text', 'git_commit', 'manifest',
-           'compact', 'one_hash', 'unique', 'run_folders', 'read_run', 'plain_runs', 'collect', 'gpu_present',
-           'resolve_model', 'split_command', 'guess_type', 'option_parameters', 'given_parameters',
+           'NEEDED', 'ANY_MODEL', 'ONLY_TOLD', 'results_handler', 'project_root', 'safe_model', 'run_folder', 'alone',
+           'free_name', 'set_aside', 'json_safe', 'with_notes', 'replace_text', 'write_json', 'read_text', 'parse_json',
+           'load_json', 'read_lines', 'read_rollouts', 'record_key', 'append_text', 'sync', 'batch_row', 'guarded',
+           'Journal', 'Recorder', 'drop_torn_line', 'split_lines', 'recover', 'finished', 'result_text', 'git_commit',
+           'manifest', 'compact', 'one_hash', 'unique', 'run_folders', 'read_run', 'plain_runs', 'collect',
+           'gpu_present', 'resolve_model', 'split_command', 'guess_type', 'option_parameters', 'given_parameters',
            'declared_parameters', 'check_names', 'check_types', 'check_choice', 'check_model', 'check_writable',
-           'missing', 'check_loadable', 'check_service', 'check_no_service', 'check_run', 'default_output',
+           'missing', 'check_loadable', 'check_service', 'check_no_service', 'own_check', 'check_run', 'default_output',
            'is_project', 'is_ours', 'check_place', 'prepare_command', 'scrub', 'ResultsHandler', 'is_papermill',
            'on_import']
 
@@ -631,19 +631,28 @@ def check_no_service(values: dict):
         what = f"parameter `{asked[0]}`" if asked else "a model with a provider after the colon"
         raise ValueError(f"{what} needs an endpoint; add `-p endpoint router`, or the base URL of a server")
 
-# %% ../nbs/04a_runs.ipynb #31da8cda
+# %% ../nbs/04a_runs.ipynb #cbd5de18
+ANY_MODEL = ("04_baselines", "27_ladder")  # pages that also take a folder, a hub id or a name behind an endpoint
+
+
+def own_check(notebook: Path):  # a function of the parameters, or None
+    "The check that a page brings along."
+    named = re.search(r"#\| default_exp (\w+)", notebook.read_text(encoding="utf-8"))
+    name = f"atlas_rlvr.{named[1]}" if named else "atlas_rlvr"
+    return getattr(import_module(name), "check_parameters", None) if find_spec(name) else None
+
+# %% ../nbs/04a_runs.ipynb #dd51d859
 def check_run(values: dict, notebook: Path, root: Path) -> str | None:  # the result of a finished run, else None
     "Scenario, model, seed and folders of the run that the command asks for."
     from atlas_rlvr.scenarios import SCENARIOS
-    scenario, seed, only = values["scenario"], values.get("seed", 0), notebook.stem != "04_baselines"
+    scenario, seed, only = values["scenario"], values.get("seed", 0), notebook.stem not in ANY_MODEL
     check_choice("scenario", scenario, SCENARIOS)
     if not 0 <= seed < 2**32:
         raise ValueError(f"parameter `seed` must lie between 0 and 2**32 - 1, not {seed}")
     model = resolve_model(values["model"], scenario)
     ended = notebook.stem == "05_train" and not values.get("fresh")  # other pages have folders of their own
-    if "source" in values:
-        from atlas_rlvr.supervised import check_rung
-        check_rung(values)
+    if check := own_check(notebook):
+        check(values)
     run = finished(run_folder(scenario, model, seed, root)) if ended else None
     if run:
         return f"{result_text(run)}. The run is finished and nothing was changed; `-p fresh True` runs it again."

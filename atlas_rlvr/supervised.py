@@ -7,7 +7,7 @@ __all__ = ['SAMPLES', 'SOURCES', 'RATES', 'BATCH', 'ACCUMULATE', 'SAVE_EVERY', '
            'conversation', 'gold_demonstration', 'signature', 'successes', 'counts', 'check_examples', 'Imitation',
            'kept_state', 'plan_imitation', 'sample_own', 'own_examples', 'gold_examples', 'template_tokens', 'Spending',
            'spending', 'counting', 'imitation_config', 'imitate', 'carry_out', 'supervise', 'budget_of', 'rated',
-           'rung_name', 'check_rung', 'climb', 'on_prompts']
+           'rung_name', 'check_parameters', 'climb', 'on_prompts']
 
 # %% ../nbs/23_supervised.ipynb #a19f4e26
 import json
@@ -278,7 +278,7 @@ def budget_of(scenario: str, model: str) -> int:
     "Tokens that a rung may spend, the same for each."
     return BUDGETS.get(model, {}).get(scenario, 300_000)
 
-# %% ../nbs/23_supervised.ipynb #43751a52
+# %% ../nbs/23_supervised.ipynb #3f95bb76
 def rated(rate: float) -> dict:  # rate: 0 for the recipe's
     "A learning rate of one's own, and the word that sets such a run apart."
     return {"learning_rate": rate, "tag": f"lr{rate:g}"} if rate else {}
@@ -289,7 +289,7 @@ def rung_name(source: str, grpo: bool) -> str:  # source: gold, own or none
     return "grpo" if source == "none" else f"sft-{source}" + "-grpo" * grpo
 
 
-def check_rung(values: dict):  # the page's parameters
+def check_parameters(values: dict):  # the page's
     "What papermill is given, before it opens a notebook."
     check_choice("source", values["source"], ("none", *SOURCES))
     plan_run(values["scenario"], resolve_model(values["model"], values["scenario"]), values["seed"],

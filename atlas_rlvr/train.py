@@ -9,11 +9,11 @@ __all__ = ['PAPER', 'OURS', 'OTHER', 'EMBEDDED', 'SMOLLM2', 'RECIPES', 'NAMED', 
            'moving_mean', 'quiet_epochs', 'stop_reason', 'StopRule', 'BatchEnd', 'progress_line', 'judge', 'checked',
            'Batches', 'Ledger', 'shares', 'environment_factory', 'training_rows', 'evaluation_rows',
            'completion_tokens', 'check_budget', 'grpo_config', 'stop_rule', 'count_tokens', 'make_trainer',
-           'load_model', 'evaluate', 'interval', 'summary', 'print_summary', 'trainer_state', 'newest_checkpoint',
-           'stop_state', 'batches_done', 'epoch_means', 'minutes_to_goal', 'start_folder', 'start_checkpoint',
-           'tokens_used', 'budget_spent', 'reward_rows', 'write_run', 'split_tasks', 'measure_rows', 'measure',
-           'measures_alike', 'evaluation_key', 'known_before', 'measure_before', 'learn', 'stopped', 'carry_out',
-           'check_same', 'already_done', 'train']
+           'load_model', 'evaluate', 'by_prompt', 'bootstrap', 'interval', 'summary', 'print_summary', 'trainer_state',
+           'newest_checkpoint', 'stop_state', 'batches_done', 'epoch_means', 'minutes_to_goal', 'start_folder',
+           'start_checkpoint', 'tokens_used', 'budget_spent', 'reward_rows', 'write_run', 'split_tasks', 'measure_rows',
+           'measure', 'measures_alike', 'evaluation_key', 'known_before', 'measure_before', 'learn', 'stopped',
+           'carry_out', 'check_same', 'already_done', 'train']
 
 # %% ../nbs/05_train.ipynb #aa6a020a
 import csv
@@ -583,20 +583,29 @@ def evaluate(run: Run, model, tokenizer, rows: list[dict], recorder: Recorder | 
         make_trainer(once, model, tokenizer, config, rows, ledger).evaluate(Dataset.from_list(rows))
     return ledger.records
 
-# %% ../nbs/05_train.ipynb #a07e4358
-def interval(records: list[dict], draws: int = 1000) -> dict:  # {"n", "prompts", "mean", "low", "high"}
-    "Mean reward with a 95 % percentile bootstrap over prompts."
+# %% ../nbs/05_train.ipynb #3f315963
+def by_prompt(records: list[dict]) -> list[float]:
+    "Mean reward of each prompt; infrastructure errors have no reward and are left out."
     groups = {}
     for record in records:
         if record["reward"] is not None:
             groups.setdefault(record["task"], []).append(record["reward"])
-    if not groups:
-        return {"n": 0, "prompts": 0, "mean": None, "low": None, "high": None}
-    means, rng = [fmean(group) for group in groups.values()], random.Random(0)
-    drawn = sorted(fmean(rng.choices(means, k=len(means))) for _ in range(draws))
-    n = sum(map(len, groups.values()))
-    return {"n": n, "prompts": len(means), "mean": round(fmean(means), 4), "low": round(drawn[draws // 40], 4),
-            "high": round(drawn[-draws // 40 - 1], 4)}
+    return [fmean(groups[task]) for task in sorted(groups)]
+
+
+def bootstrap(means: list[float], draws: int = 2000, seed: int = 0) -> tuple[float, float]:
+    "Percentile interval (95 %) of the mean over prompts."
+    rng = random.Random(seed)
+    samples = sorted(fmean(rng.choices(means, k=len(means))) for _ in range(draws))
+    return samples[draws // 40], samples[-1 - draws // 40]
+
+
+def interval(records: list[dict]) -> dict:  # {"n", "prompts", "mean", "low", "high"}
+    "Mean reward of some rollouts with its interval."
+    means, n = by_prompt(records), sum(record["reward"] is not None for record in records)
+    found = (fmean(means), *bootstrap(means)) if means else (None, None, None)
+    return {"n": n, "prompts": len(means)} | {
+        name: value if value is None else round(value, 4) for name, value in zip(("mean", "low", "high"), found)}
 
 # %% ../nbs/05_train.ipynb #a73aa325
 def summary(records: list[dict]) -> dict:  # {split: {phase: interval}}

@@ -701,15 +701,15 @@ def count(samples: Weighted) -> dict:  # {(table, key…): (times, example)}
             add(counted, *row)
     return counted
 
-# %% ../nbs/17_verdicts.ipynb #a64c9bcb
+# %% ../nbs/17_verdicts.ipynb #0c2b3fa5
 PART = 250  # samples
-CODE = ("verdicts", "rewards", "audited", "final_state", "scenarios", "environments", "jira", "confluence", "world", "tool_calls")
+CODE = ("*.py", "data/*.json", "data/scenarios/*")  # of the package; too much starts a journal too often, too little mixes two
 
 
 def stamp(traces: int, start: int) -> str:
     "16 hex digits that change with whatever the counts depend on."
-    here = Path(__file__).parent
-    code = [(here / f"{name}.py").read_text(encoding="utf-8") for name in CODE]
+    files = sorted(path for pattern in CODE for path in Path(__file__).parent.glob(pattern))
+    code = [path.read_text(encoding="utf-8") for path in files]
     rollouts = (project_root() / ROLLOUTS).read_text(encoding="utf-8")
     return sha256(canonical([traces, start, PART, code, rollouts]).encode()).hexdigest()[:16]
 
