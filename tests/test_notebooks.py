@@ -16,7 +16,7 @@ from nbdev.test import test_nb as run_notebook
 ROOT = Path(__file__).parents[1]
 NOTEBOOKS = sorted((ROOT / "nbs").glob("[0-9]*.ipynb"))
 PARAMETERISED = {"04_baselines", "04b_policy", "05_train", "06_tables", "07_figures", "08_listings",
-                 "15_audit", "16_performance", "18c_agreement", "18d_scale", "23_supervised", "24_statistics"}
+                 "15_audit", "16_performance", "18c_agreement", "18d_scale", "23_supervised", "24_statistics", "27_ladder"}
 BIN = Path(sys.executable).parent
 settings = ConfigParser(delimiters=["="])
 settings.read(ROOT / "settings.ini", encoding="utf-8")

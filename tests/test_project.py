@@ -16,7 +16,7 @@ MODULES = sorted((ROOT / "atlas_rlvr").glob("[a-z]*.py"))
 # baselines load models as training does, so that one comes after the other
 ORDER = ("world", "rich_text", "tool_calls", "jira", "jql", "jira_site", "jira_edits", "cql", "confluence",
          "confluence_site", "confluence_v1", "wire", "environments", "scenarios", "endpoints", "runs", "final_state", "rewards", "faults", "audited", "repl",
-         "audit", "openapi", "resources", "synthesis", "agreement", "scale", "document_scenario", "verdicts", "policy", "pretrained", "train", "supervised", "baselines", "scaffolds", "user_simulator", "retries", "proof", "record", "server", "mcp_server", "cli", "results", "statistics", "judged", "preflight", "display")
+         "audit", "openapi", "resources", "synthesis", "agreement", "scale", "document_scenario", "verdicts", "policy", "pretrained", "train", "supervised", "baselines", "scaffolds", "user_simulator", "retries", "proof", "record", "server", "mcp_server", "cli", "results", "statistics", "judged", "preflight", "display", "ladder")
 TOP = {"nbs", "atlas_rlvr", "settings.ini", "setup.py", "results", "figures", "paper", "README.md", "tests", ".ci", "LICENSE",
        "CITATION.cff", "CHANGELOG.md", "CONTRIBUTING.md"}
 settings = ConfigParser(delimiters=["="])
