@@ -199,3 +199,7 @@ def test_shipped_rollouts_score_equal_and_their_run_adds_up(folder):
         assert round(sum(sum(v) / len(v) for v in means.values()) / len(means), 4) == pytest.approx(run[split]["after"]["mean"], abs=1e-4)
     assert run["stop_reason"] == "budget" and run["tokens"]["used"] >= run["tokens"]["budget"]
     assert str(from_root(".")) not in json.dumps(run)
+
+
+def test_the_figure_shows_what_is_shipped():
+    assert L.plotted(L.table(*SHIPPED)) == from_root("figures/ladder.csv").read_text()
