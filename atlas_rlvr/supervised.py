@@ -6,8 +6,8 @@
 __all__ = ['SAMPLES', 'SOURCES', 'RATES', 'BATCH', 'ACCUMULATE', 'SAVE_EVERY', 'BUDGETS', 'EIGHT', 'RUNGS', 'PROMPTS',
            'conversation', 'gold_demonstration', 'signature', 'successes', 'counts', 'check_examples', 'Imitation',
            'kept_state', 'plan_imitation', 'sample_own', 'own_examples', 'gold_examples', 'template_tokens', 'Spending',
-           'spending', 'counting', 'imitation_config', 'imitate', 'carry_out', 'supervise', 'budget_of', 'rated',
-           'rung_name', 'check_parameters', 'climb', 'on_prompts']
+           'spending', 'counting', 'imitation_config', 'imitate', 'losses', 'carry_out', 'supervise', 'budget_of',
+           'rated', 'rung_name', 'check_parameters', 'climb', 'on_prompts']
 
 # %% ../nbs/23_supervised.ipynb #a19f4e26
 import json
@@ -204,7 +204,7 @@ def counting(base: type) -> type:  # base: SFTTrainer
             return super().compute_loss(model, inputs, *args, **kwargs)
     return Counting
 
-# %% ../nbs/23_supervised.ipynb #485c25d8
+# %% ../nbs/23_supervised.ipynb #b7f0ee5c
 def imitation_config(run: Imitation):
     "TRL's configuration."
     from trl import SFTConfig
@@ -213,7 +213,7 @@ def imitation_config(run: Imitation):
         output_dir=str(run.folder / "checkpoints"), seed=run.seed, assistant_only_loss=True, max_length=None,
         per_device_train_batch_size=BATCH, gradient_accumulation_steps=ACCUMULATE, max_steps=10**6, save_strategy="steps",
         save_steps=SAVE_EVERY, restore_callback_states_from_checkpoint=True, report_to="none", disable_tqdm=True,
-        logging_steps=SAVE_EVERY, **{name: run.values[name] for name in shared})
+        logging_steps=5, **{name: run.values[name] for name in shared})
 
 
 def imitate(run: Imitation, model, tokenizer, examples: list[dict], checkpoint: Path | None):
@@ -232,7 +232,12 @@ def imitate(run: Imitation, model, tokenizer, examples: list[dict], checkpoint: 
     trainer.remove_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
-# %% ../nbs/23_supervised.ipynb #62c86b51
+# %% ../nbs/23_supervised.ipynb #4efec9ca
+def losses(checkpoint: Path) -> list[dict]:  # {"step", "loss"}
+    "The curve of a training, every fifth step."
+    return [{name: row[name] for name in ("step", "loss")} for row in trainer_state(checkpoint)["log_history"] if "loss" in row]
+
+
 def carry_out(run: Imitation) -> dict:  # what run.json then holds
     "Start a run, or go on from its newest checkpoint."
     checkpoint, start = newest_checkpoint(run.folder), start_checkpoint(run)
@@ -250,8 +255,9 @@ def carry_out(run: Imitation) -> dict:  # what run.json then holds
     if not ended:
         imitate(run, model, tokenizer, examples, checkpoint)
     measure(run, model, tokenizer, recorder, "after")
-    minutes = (kept_state(newest_checkpoint(run.folder))["seconds"] + table["seconds"]) / 60
-    return write_run(run, "budget", minutes=round(minutes, 2), demonstrations=table)
+    last = newest_checkpoint(run.folder)
+    minutes = (kept_state(last)["seconds"] + table["seconds"]) / 60
+    return write_run(run, "budget", minutes=round(minutes, 2), demonstrations=table, losses=losses(last))
 
 # %% ../nbs/23_supervised.ipynb #eb9dd5af
 def supervise(scenario: str, source: str, model: str = "auto", seed: int = 0, fresh: bool = False, **changes) -> dict:

@@ -1,8 +1,7 @@
 "Supervised training: examples, loss mask, budgets of tokens, whole runs of a tiny policy, GRPO from them, more prompts."
 import json
-from pathlib import Path
-
 import pytest
+from conftest import ROOT
 from test_train import SMALL, project, scripted, tiny_model, tokenizer, unreliable  # noqa: F401 (fixtures)
 
 from atlas_rlvr import supervised as S
@@ -133,6 +132,7 @@ def test_imitation_of_gold(place, scripted, tokenizer, capsys):  # noqa: F811
     assert {r["temperature"] for r in records} == {0.7} and rescore(folder / "rollouts.jsonl")["equal"] == len(records)
     assert not same_weights(weights(folder), tiny_model(tokenizer).state_dict())
     assert result["demonstrations"]["examples"] == 8
+    assert not result["losses"]  # after five steps
     assert not run_folder("page", "embedded", 3).exists()
     S.supervise("page", "gold", "embedded", 3, token_budget=3 * per_step - 1, **BRIEF)
     assert "Nothing was changed" in capsys.readouterr().out
@@ -273,14 +273,22 @@ def test_names_of_folders(changes, name):
     assert T.plan_run("subtask", "embedded", 0, **changes).folder.name == name
 
 
+def test_the_curve_of_a_training_is_kept(tmp_path):
+    (tmp_path / "model.safetensors").touch()
+    log = [{"step": 5, "loss": 2.5, "learning_rate": 0.1}, {"step": 7, "train_runtime": 3.0}, {"step": 10, "loss": 1.5}]
+    write_json(tmp_path / "trainer_state.json", {"log_history": log})
+    assert S.losses(tmp_path) == [{"step": 5, "loss": 2.5}, {"step": 10, "loss": 1.5}]
+
+
 def test_a_finished_run_of_grpo_does_not_answer_for_this_page(tmp_path, monkeypatch):
     (tmp_path / "settings.ini").write_text("")
     monkeypatch.chdir(tmp_path)
     write_json(run_folder("page", "embedded", 0) / "run.json", {"stop_reason": "converged", "scenario": "page", "model": "embedded",
                                                                 "seed": 0, "batches": 1, "minutes": 1.0})
     values = {"scenario": "page", "model": "embedded", "seed": 0, "fresh": False}
-    assert "converged" in check_run(values, Path("nbs/05_train.ipynb"), tmp_path)
-    assert check_run(values, Path("nbs/23_supervised.ipynb"), tmp_path) is None
+    also = {"source": "gold", "prompts": 0, "budget": 0, "sft_rate": 0.0, "grpo_rate": 0.0}
+    assert "converged" in check_run(values, ROOT / "nbs/05_train.ipynb", tmp_path)
+    assert check_run(values | also, ROOT / "nbs/23_supervised.ipynb", tmp_path) is None
 
 
 # ---------------------------------------------------------------------------------------------------------------------
@@ -324,7 +332,7 @@ def test_a_run_on_more_prompts(place, scripted, monkeypatch):  # noqa: F811
 def test_pages_parameters_are_those_of_climb():
     import ast
     import inspect
-    cells = json.loads((Path(__file__).parents[1] / "nbs/23_supervised.ipynb").read_text())["cells"]
+    cells = json.loads((ROOT / "nbs/23_supervised.ipynb").read_text())["cells"]
     tagged, = [c for c in cells if "parameters" in c["metadata"].get("tags", [])]
     names = [line.target.id for line in ast.parse("".join(tagged["source"])).body]
     assert names[0] == "scenario" and set(names) - {"source", "grpo", "prompts"} <= set(inspect.signature(S.climb).parameters)
