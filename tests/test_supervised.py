@@ -1,5 +1,6 @@
 "Supervised training: examples, loss mask, budgets of tokens, whole runs of a tiny policy, GRPO from them, more prompts."
 import json
+
 import pytest
 from conftest import ROOT
 from test_train import SMALL, project, scripted, tiny_model, tokenizer, unreliable  # noqa: F401 (fixtures)
