@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['SCHEMAS', 'TOOLS', 'ISSUE', 'PAGE', 'ISSUE_KEEP', 'PAGE_KEEP', 'ROUTES', 'DIALECTS', 'SITE', 'SEEDS', 'ENVIRONMENTS',
            'tool_schemas', 'Route', 'cut_down', 'send', 'wire_key', 'wire_seed', 'SchemaTool', 'tool_message',
-           'AtlasEnv', 'IssueTools', 'PageTools', 'TransitionTools', 'LabelReads', 'LabelTools', 'TransitionEnv',
-           'SubtaskEnv', 'PageEnv', 'LabelEnv', 'CrossEnv', 'execute', 'transcript', 'run_calls',
+           'Guarded', 'AtlasEnv', 'IssueTools', 'PageTools', 'TransitionTools', 'LabelReads', 'LabelTools',
+           'TransitionEnv', 'SubtaskEnv', 'PageEnv', 'LabelEnv', 'CrossEnv', 'execute', 'transcript', 'run_calls',
            'reset_synthetic_data']
 
 # %% ../nbs/01c_environments.ipynb #d551a674
@@ -180,8 +180,21 @@ def tool_message(status: int, headers: dict, body: object) -> str:
     text = json.dumps({"status": status, "body": body, **wait}, separators=(",", ":"), ensure_ascii=False)
     return text.encode("utf-8", "replace").decode("utf-8")  # a lone surrogate of the policy's is no text
 
-# %% ../nbs/01c_environments.ipynb #8b57b8af
-class AtlasEnv:
+# %% ../nbs/01c_environments.ipynb #6b68eea7
+class Guarded:
+    "What every environment does around its answers."
+    _failure = None  # what broke, in words
+
+    def _send(self, name: str, arguments: dict) -> str:
+        "One tool call."
+        try:
+            return self._answer(name, arguments)
+        except Exception as error:
+            self._failure = f"{type(error).__name__}: {error}"
+            raise
+
+# %% ../nbs/01c_environments.ipynb #3af2f58d
+class AtlasEnv(Guarded):
     "State of one rollout: a world, a dialect, and the log of what was asked (paper, Section 3)."
 
     _scenario = ""
@@ -199,14 +212,6 @@ class AtlasEnv:
         seed = json.loads(task)["world"] if task else None
         self._world, self._log, self._aliases = World(seed or SEEDS[self._dialect]), [], []
         self._handle, self._failure = self._between() if self._between else None, None
-
-    def _send(self, name: str, arguments: dict) -> str:
-        "One tool call; what breaks in here is a failure of the environment, which has no reward, not of the policy."
-        try:
-            return self._answer(name, arguments)
-        except Exception as error:
-            self._failure = f"{type(error).__name__}: {error}"
-            raise
 
     def _answer(self, name: str, arguments: dict) -> str:
         "Compact JSON of status and body."

@@ -118,7 +118,7 @@ def plan_imitation(scenario: str, source: str, model: str, seed: int, **changes)
         raise ValueError("a supervised run ends when its tokens are spent; give it a `token_budget`")
     return Imitation(**vars(run), source=source)
 
-# %% ../nbs/23_supervised.ipynb #087c6a54
+# %% ../nbs/23_supervised.ipynb #34f43d25
 def _sampled(recorder: Recorder) -> list[dict]:
     return [r for r in read_lines(recorder.rollouts) if r["phase"] == "sampled"]
 
@@ -133,7 +133,7 @@ def sample_own(run: Imitation, model, tokenizer, recorder: Recorder) -> list[dic
         evaluate(run, model, tokenizer, rows, recorder)
     return _sampled(recorder)
 
-
+# %% ../nbs/23_supervised.ipynb #0119b6a6
 def own_examples(run: Imitation, model, tokenizer, recorder: Recorder) -> tuple[list[dict], dict]:
     "Examples from the policy's successes, and the counts, which are written once."
     start, path, tasks = time.monotonic(), run.folder / "sampled.json", {task["id"]: task for task in run.tasks}
@@ -232,12 +232,12 @@ def imitate(run: Imitation, model, tokenizer, examples: list[dict], checkpoint: 
     trainer.remove_callback(PrinterCallback)
     trainer.train(resume_from_checkpoint=str(checkpoint) if checkpoint else None)
 
-# %% ../nbs/23_supervised.ipynb #4efec9ca
+# %% ../nbs/23_supervised.ipynb #31bd903b
 def losses(checkpoint: Path) -> list[dict]:  # {"step", "loss"}
     "The curve of a training, every fifth step."
     return [{name: row[name] for name in ("step", "loss")} for row in trainer_state(checkpoint)["log_history"] if "loss" in row]
 
-
+# %% ../nbs/23_supervised.ipynb #8a6495f3
 def carry_out(run: Imitation) -> dict:  # what run.json then holds
     "Start a run, or go on from its newest checkpoint."
     checkpoint, start = newest_checkpoint(run.folder), start_checkpoint(run)
@@ -284,7 +284,7 @@ def budget_of(scenario: str, model: str) -> int:
     "Tokens that a rung may spend, the same for each."
     return BUDGETS.get(model, {}).get(scenario, 300_000)
 
-# %% ../nbs/23_supervised.ipynb #3f95bb76
+# %% ../nbs/23_supervised.ipynb #b4a56c94
 def rated(rate: float) -> dict:  # rate: 0 for the recipe's
     "A learning rate of one's own, and the word that sets such a run apart."
     return {"learning_rate": rate, "tag": f"lr{rate:g}"} if rate else {}
@@ -304,7 +304,7 @@ def check_parameters(values: dict):  # the page's
         if values[name] < 0:
             raise ValueError(f"parameter `{name}` must not be negative, as {values[name]} is; 0 takes that of the model")
 
-
+# %% ../nbs/23_supervised.ipynb #3d0a99c3
 def climb(scenario: str, rung: str, model: str = "auto", seed: int = 0, budget: int = 0, fresh: bool = False,
           sft_rate: float = 0.0, grpo_rate: float = 0.0, **changes) -> dict:  # the content of run.json
     "Train one rung of the ladder at a budget of tokens; 0 stands for the budget and the learning rates of the model."

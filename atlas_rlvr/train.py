@@ -31,7 +31,7 @@ from pathlib import Path
 from statistics import fmean
 from tempfile import TemporaryDirectory
 
-# %% ../nbs/05_train.ipynb #0318aff1
+# %% ../nbs/05_train.ipynb #707a0158
 from . import audited, rewards  # noqa: F401 (audited registers its reward set)
 from .environments import ENVIRONMENTS, tool_schemas, transcript
 from .faults import FAULTY_HASH, Plan, check_faults, planned, rollout_plan, under_faults
@@ -56,6 +56,8 @@ from atlas_rlvr.runs import (
     set_aside,
     write_json,
 )
+
+# %% ../nbs/05_train.ipynb #db484a2b
 from .scenarios import DATA, gold_calls, lint, load_tasks, messages, more_tasks, task_env
 from .tool_calls import build_trace, call_to_json, response_parser, rollout_outcome
 
@@ -805,7 +807,7 @@ def carry_out(run: Run) -> dict:  # what run.json then holds
     measure(run, model, tokenizer, recorder, "after")
     return write_run(run, reason)
 
-# %% ../nbs/05_train.ipynb #7ff0f779
+# %% ../nbs/05_train.ipynb #d7b765da
 FREE = ("max_batches", "save_total_limit")  # may change from one start of a run to the next
 
 
@@ -830,7 +832,7 @@ def already_done(run: Run, fresh: bool = False) -> dict | None:  # fresh: set an
         print(f"{result_text(found)}. Nothing was changed; `-p fresh True` runs it again.")
     return found
 
-
+# %% ../nbs/05_train.ipynb #95eb92eb
 def train(scenario: str, model: str = "auto", seed: int = 0, fresh: bool = False, **changes) -> dict:  # run.json
     "Train one scenario; the same call goes on with an interrupted run and shows a finished one."
     run = plan_run(scenario, choose_model(scenario, model, has_gpu()), seed, **changes)
