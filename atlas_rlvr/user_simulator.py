@@ -5,20 +5,21 @@
 # %% auto #0
 __all__ = ['KINDS', 'OPEN', 'TWINS', 'REQUESTS', 'CLOSED', 'SPLITS', 'COURTESY', 'STRONG', 'WEAK', 'CONFIRM', 'CONTEXT', 'QUOTED',
            'CHOICE', 'STATED', 'SAYS', 'CHANGED', 'KNOWN', 'AGAIN', 'REFUSED', 'WAYS', 'ASK', 'ASK_TOOL',
-           'DIALOGUE_ENVIRONMENTS', 'LIMITS', 'COMPONENTS', 'QUESTIONS', 'POLICIES', 'TEACHING', 'check_dialogue',
-           'load_dialogues', 'dialogue_messages', 'questions', 'asked', 'answer_text', 'User', 'simulated_user',
-           'model_user', 'dialogue_tools', 'put', 'ask_answer', 'AskTool', 'AskUser', 'SubtaskDialogueEnv',
-           'PageDialogueEnv', 'dialogue_env', 'dialogue_episode', 'converse', 'dialogue_script', 'dialogue_trace',
-           'dialogue_units', 'score_dialogue', 'open_question', 'as_said', 'task_names', 'generate_dialogues',
-           'dialogue_rows', 'lint_dialogue', 'dialogue_record', 'play_dialogues', 'asking_table',
+           'DIALOGUE_ENVIRONMENTS', 'LIMITS', 'COMPONENTS', 'QUESTIONS', 'POLICIES', 'TEACHING', 'MEASURED',
+           'check_dialogue', 'load_dialogues', 'dialogue_messages', 'questions', 'asked', 'answer_text', 'User',
+           'simulated_user', 'model_user', 'dialogue_tools', 'put', 'ask_answer', 'AskTool', 'AskUser',
+           'SubtaskDialogueEnv', 'PageDialogueEnv', 'dialogue_env', 'dialogue_episode', 'converse', 'dialogue_script',
+           'dialogue_trace', 'dialogue_units', 'score_dialogue', 'open_question', 'as_said', 'task_names',
+           'generate_dialogues', 'dialogue_rows', 'lint_dialogue', 'dialogue_record', 'play_dialogues', 'asking_table',
            'dialogue_training_rows', 'dialogue_reward', 'dialogue_trainer', 'demonstration', 'lessons', 'teach',
-           'measure_asking']
+           'measure_asking', 'keep_asking']
 
-# %% ../nbs/25_user.ipynb #1f0e5bdd
+# %% ../nbs/25_user.ipynb #8803d36a
 import json
 import re
 from collections.abc import Callable, Generator
 from functools import cache, partial
+from itertools import product
 from pathlib import Path
 from statistics import fmean
 
@@ -28,6 +29,7 @@ from .baselines import MAX_TURNS, call_message, episode, run_episodes
 from .environments import PageEnv, SchemaTool, SubtaskEnv, tool_message, tool_schemas
 from .final_state import final_state, goal_reached
 from .rewards import REWARD_SETS, RewardSet, Score, score_task
+from .runs import project_root, replace_text
 from .scenarios import BASE, Draw, generate_tasks, gold_calls, lint
 from atlas_rlvr.tool_calls import (
     Call,
@@ -250,7 +252,7 @@ class AskTool(SchemaTool):
         dict.__init__(self, ASK_TOOL)
         self.__name__, self._call = ASK, call
 
-# %% ../nbs/25_user.ipynb #0dd39298
+# %% ../nbs/25_user.ipynb #abe7c2a6
 class AskUser:
     "What an environment with a user has beside the tools of its scenario."
 
@@ -271,9 +273,9 @@ class AskUser:
         """
         return self._send(ASK, {"question": question})
 
-    def _send(self, name: str, arguments: dict) -> str:
+    def _answer(self, name: str, arguments: dict) -> str:
         if name != ASK:
-            return super()._send(name, arguments)
+            return super()._answer(name, arguments)
         status, answer = ask_answer(self._user, arguments)
         self._log.append((ASK, arguments, status))
         return tool_message(status, {}, answer)
@@ -619,14 +621,27 @@ def teach(folder: Path, n: int = 1500, budget: int = 1_000_000,  # budget: token
     ship(model, tokenizer, folder)
     return folder
 
-# %% ../nbs/25_user.ipynb #988dda6d
-def measure_asking(folder: Path, way: str = "tool", split: str = "held_out",
-                   temperature: float = 0.7) -> dict[str, list[dict]]:
-    "Records of a taught policy on both scenarios."
+# %% ../nbs/25_user.ipynb #20ba3123
+MEASURED = Path("results/dialogues")  # <policy>.jsonl
+
+
+def measure_asking(folder: Path, model: str, way: str = "tool", repeats: int = 4, seed: int = 0) -> list[dict]:
+    "Records of a policy on both scenarios and both splits, in the order played."
     from atlas_rlvr.baselines import batch_policy
     from atlas_rlvr.policy import load_policy
-    model, tokenizer = load_policy(folder)
-    policies = {scenario: batch_policy(model, tokenizer, dialogue_tools(scenario, way), 768, temperature)
-                for scenario in OPEN}
-    return {scenario: play_dialogues(policy, load_dialogues(scenario, split), way, model=folder.name, seed=0)
-            for scenario, policy in policies.items()}
+    network, tokenizer = load_policy(folder)
+    played = []
+    for scenario, split in product(OPEN, SPLITS):
+        policy = batch_policy(network, tokenizer, dialogue_tools(scenario, way), 768, seed=seed)
+        tasks = load_dialogues(scenario, split)
+        for generation in range(repeats):
+            played += play_dialogues(policy, tasks, way, model=model, seed=seed, generation=generation, phase="after")
+    return played
+
+
+def keep_asking(records: list[dict], home: Path | None = None) -> Path:  # records: of one policy; home: default MEASURED
+    "Ship them; their calls stand in their messages."
+    path = (home or project_root() / MEASURED) / f"{records[0]['model']}.jsonl"
+    lines = [{name: value for name, value in record.items() if name != "calls"} for record in records]
+    replace_text(path, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
+    return path

@@ -4,6 +4,7 @@ import json
 from types import MethodType
 
 import pytest
+from conftest import ROOT
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_train import SMALL, project, tiny_model, tokenizer  # noqa: F401 (fixtures)
@@ -12,6 +13,7 @@ from atlas_rlvr import user_simulator as U
 from atlas_rlvr.baselines import call_message
 from atlas_rlvr.final_state import final_state, goal_reached
 from atlas_rlvr.rewards import REWARD_SETS, score, score_task
+from atlas_rlvr.runs import read_lines
 from atlas_rlvr.scenarios import TRAINING_NAMES, gold_calls, load_tasks
 from atlas_rlvr.supervised import template_tokens
 from atlas_rlvr.tool_calls import Call, build_trace, call_from_json, normalise
@@ -541,10 +543,68 @@ def test_a_policy_is_taught_and_measured(project, monkeypatch):  # noqa: F811
     folder = U.teach(project / "asks", n=4, budget=6000)
     assert (folder / "model.safetensors").exists() and (folder / "tokenizer.json").exists()
     monkeypatch.setattr(U, "load_dialogues", lambda scenario, split="train", load=U.load_dialogues: load(scenario, split)[:2])
-    records = U.measure_asking(folder, split="train")
-    assert {name: len(found) for name, found in records.items()} == {"subtask": 2, "page": 2}
-    assert all(0 <= record["reward"] <= 1 for found in records.values() for record in found)
+    records = U.measure_asking(folder, "asks", repeats=1)
+    assert [(r["scenario"], r["split"]) for r in records] == [(name, split) for name in U.OPEN for split in U.SPLITS for _ in "12"]
+    assert all(0 <= record["reward"] <= 1 for record in records)
     assert U.teach(folder, n=4, budget=6000) == folder  # finished: nothing is trained again
+
+
+# The policy that was taught to ask
+
+SHIPPED = ("embedded", "embedded-asks")
+
+
+def shipped(model):
+    return read_lines(ROOT / U.MEASURED / f"{model}.jsonl")
+
+
+@pytest.mark.parametrize("model", SHIPPED)
+def test_shipped_dialogues_score_equal(model):
+    records = shipped(model)
+    tasks = {task["id"]: task for name in U.OPEN for split in U.SPLITS for task in U.load_dialogues(name, split)}
+    keys = {(r["task"], r["generation"]) for r in records}
+    assert keys == {(task, generation) for task in tasks for generation in range(4)} and len(keys) == len(records)
+    assert not any(r["outcome"] == "error" for r in records)
+    for r in records:
+        found = U.score_dialogue(tasks[r["task"]], r["messages"])
+        assert (found.reward, found.components, found.hash) == (r["reward"], r["components"], r["reward_hash"])
+
+
+def test_asking_was_taught():
+    for scenario in U.OPEN:
+        before, after = (U.asking_table([r for r in shipped(model) if (r["scenario"], r["split"]) == (scenario, "held_out")])
+                         for model in SHIPPED)
+        for kind in U.KINDS:
+            assert after[kind]["mean"] > before[kind]["mean"] and after[kind]["goal"] > before[kind]["goal"]
+            assert kind == "complete" or (before[kind]["asked"] == 0 and after[kind]["asked"] > 0.5)
+        assert after["complete"]["needless"] < 0.2
+
+
+def test_the_taught_policy_is_small_and_plays_again(monkeypatch):
+    folder = ROOT / "results/policies/embedded-asks"
+    assert sum(path.stat().st_size for path in folder.iterdir()) < 10e6 and (folder / "README.md").is_file()
+    load = U.load_dialogues
+    monkeypatch.setattr(U, "load_dialogues", lambda scenario, split="train": load(scenario, split)[:1])
+    first, again = (U.measure_asking(folder, "embedded-asks", repeats=1) for _ in range(2))
+    assert first == again and [r["reward"] is not None for r in first] == [True] * 4
+
+
+def test_what_is_kept_has_no_calls_beside_its_messages(tmp_path):
+    task = first("page", "omit", "title")
+    record = U.dialogue_record(task, *play(task, U.POLICIES["asks rightly"](task)), "chat", model="m")
+    [line] = read_lines(U.keep_asking([record], tmp_path))
+    assert "calls" not in line and line["messages"] == record["messages"]
+
+
+def test_a_user_who_breaks_is_a_failure_of_the_environment():
+    task = first("page", "omit", "title")
+
+    def broken(task):
+        return lambda text: 1 / 0
+    env = U.dialogue_env(task, broken)
+    with pytest.raises(ZeroDivisionError):
+        env.ask_user("What is the title?")
+    assert env._failure == "ZeroDivisionError: division by zero"
 
 
 def test_messages_are_canonical():
