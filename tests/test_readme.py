@@ -101,3 +101,16 @@ def test_every_seed_has_a_row():
 def test_the_notebooks_of_the_table_are_those_of_the_project():
     named = set(re.findall(r"`(\d\d[a-z]?_\w+)`", README.split("## Read", 1)[1].split("## Regenerate", 1)[0]))
     assert named == {path.stem for path in (ROOT / "nbs").glob("*.ipynb")}
+
+
+def test_the_policy_that_asks():
+    means = {}
+    for model in ("embedded-asks", "embedded"):
+        records = [json.loads(line) for line in (ROOT / f"results/dialogues/{model}.jsonl").read_text(encoding="utf-8").splitlines()]
+        for scenario in ("subtask", "page"):
+            own = [r for r in records if (r["scenario"], r["split"]) == (scenario, "held_out")]
+            assert len({r["task"] for r in own}) == 40 and len(own) == 160
+            means[model, scenario] = f"{sum(r['reward'] for r in own) / len(own):.2f}"
+    a, b, c, d = means.values()
+    text = " ".join(README.split())
+    assert f"its reward is {a} in sub-tasks and {b} in pages; the shipped policy, which never asks, gets {c} and {d}." in text

@@ -603,7 +603,7 @@ def test_a_user_who_breaks_is_a_failure_of_the_environment():
         return lambda text: 1 / 0
     env = U.dialogue_env(task, broken)
     with pytest.raises(ZeroDivisionError):
-        env.ask_user("What is the title?")
+        env.ask_user(question="What is the title?")
     assert env._failure == "ZeroDivisionError: division by zero"
 
 
