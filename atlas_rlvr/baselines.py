@@ -4,9 +4,9 @@
 
 # %% auto #0
 __all__ = ['MAX_TURNS', 'REPEATS', 'SOURCE', 'PARTS', 'episode', 'run_episodes', 'run_episode', 'call_message', 'script',
-           'rollout_record', 'prompt_template', 'prompt_text', 'sample', 'batch_policy', 'transformers_policy',
-           'load_local', 'report_line', 'play_tasks', 'check_source', 'run_baseline', 'hashes', 'in_order', 'connect',
-           'source', 'play_remote', 'run_endpoint', 'outcome_table', 'service_table']
+           'rollout_record', 'prompt_template', 'prompt_text', 'sample', 'batch_policy', 'load_local', 'report_line',
+           'play_tasks', 'check_source', 'run_baseline', 'hashes', 'in_order', 'connect', 'source', 'play_remote',
+           'run_endpoint', 'outcome_table', 'service_table']
 
 # %% ../nbs/04_baselines.ipynb #3f56825b
 import ast
@@ -227,12 +227,6 @@ def batch_policy(model, tokenizer, tools: list[dict], budget: int, temperature: 
         replies = {i: _message(tokenizer, texts[i], ids) for i, ids in zip(able, made, strict=True)}
         return [replies.get(i) for i in range(len(talks))]
     return policy
-
-# %% ../nbs/04_baselines.ipynb #d50b6fa0
-def transformers_policy(model, tokenizer, tools: list[dict], budget: int, **options) -> Callable:
-    "The same for `run_episode`: one conversation → one message."
-    many = batch_policy(model, tokenizer, tools, budget, **options)
-    return lambda messages: many([messages])[0]
 
 # %% ../nbs/04_baselines.ipynb #b7b8c228
 REPEATS = {"train": 5, "held_out": 1}  # rollouts a task: about 40 a split

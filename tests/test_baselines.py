@@ -21,7 +21,6 @@ from atlas_rlvr.baselines import (
     run_episode,
     run_episodes,
     script,
-    transformers_policy,
 )
 from atlas_rlvr.endpoints import with_retries
 from atlas_rlvr.environments import run_calls, tool_schemas
@@ -316,6 +315,12 @@ def written(name, arguments):
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call><|im_end|>"
 
 
+def alone(*given, **options):
+    "A batch policy of one conversation."
+    many = batch_policy(*given, **options)
+    return lambda messages: many([messages])[0]
+
+
 @pytest.fixture
 def roomy(tiny, monkeypatch):
     monkeypatch.setattr(tiny.model.config, "max_position_embeddings", 10**6)
@@ -324,7 +329,7 @@ def roomy(tiny, monkeypatch):
 
 def test_text_of_a_local_model_gives_the_scripted_episode(roomy):
     texts = [written(*call) for [call] in turns_of(SUBTASK)] + ["Done.<|im_end|>"]
-    policy = transformers_policy(Parrot(roomy, texts), roomy.tokenizer, tool_schemas("subtask"), budget=10**5)
+    policy = alone(Parrot(roomy, texts), roomy.tokenizer, tool_schemas("subtask"), budget=10**5)
     talk, outcome, trace, _ = play(policy, SUBTASK)
     assert (outcome, trace) == ("ended", play(script(turns_of(SUBTASK)), SUBTASK)[2])
     assert talk[-1]["content"] == "Done."
@@ -335,7 +340,7 @@ def test_budget_covers_answers_and_is_per_conversation(roomy):
     tokens = len(roomy.tokenizer(texts[0])["input_ids"])
 
     def ending(budget):
-        policy = transformers_policy(Parrot(roomy, texts), roomy.tokenizer, tool_schemas("subtask"), budget=budget)
+        policy = alone(Parrot(roomy, texts), roomy.tokenizer, tool_schemas("subtask"), budget=budget)
         return play(policy, SUBTASK)
     assert [call.outcome for call in ending(tokens - 5)[2]] == ["truncated"]
     assert [call.outcome for call in ending(tokens + 5)[2]] == ["unexecuted"]  # its answer does not fit
@@ -349,7 +354,7 @@ def test_a_batch_gives_what_single_episodes_give(roomy):
     tasks = load_tasks("subtask")[:3]
     policy = batch_policy(Parrot(roomy, texts), roomy.tokenizer, tool_schemas("subtask"), budget=10**5)
     episodes = [episode(task_env(task), messages(task), tool_schemas("subtask")) for task in tasks]
-    single = transformers_policy(Parrot(roomy, texts), roomy.tokenizer, tool_schemas("subtask"), budget=10**5)
+    single = alone(Parrot(roomy, texts), roomy.tokenizer, tool_schemas("subtask"), budget=10**5)
     assert [(talk, outcome) for talk, outcome, _ in run_episodes(policy, episodes)] == [
         play(single, task)[:2] for task in tasks]
 
