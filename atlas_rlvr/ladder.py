@@ -5,8 +5,8 @@
 # %% auto #0
 __all__ = ['HOME', 'FREE', 'PAIRS', 'SENTENCES', 'COLOURS', 'PRICES', 'PLOTTED', 'LABELS', 'shipped', 'slim', 'name_of',
            'new_evaluations', 'start_minutes', 'ship', 'label', 'rungs', 'cost', 'costs', 'table', 'main',
-           'comparisons', 'listed', 'answer', 'point', 'draw', 'titled', 'plotted', 'prompt_rows', 'missing',
-           'prompted', 'fill', 'check_parameters']
+           'comparisons', 'listed', 'answer', 'point', 'draw', 'titled', 'plotted', 'prompt_rows', 'bare', 'better',
+           'missing', 'prompted', 'fill', 'check_parameters']
 
 # %% ../nbs/27_ladder.ipynb #7e784e2e
 import json
@@ -217,6 +217,22 @@ def prompt_rows(rows: list[dict], model: str = "embedded") -> list[dict]:  # of 
     more = {line["scenario"] for line in lines if line["rung"] != "GRPO"}
     named = [line | {"training prompts": line["rung"].partition(" p")[2] or "the paper's"} for line in lines]
     return [line for line in named if line["scenario"] in more]
+
+# %% ../nbs/27_ladder.ipynb #66324c37
+def bare(name: str) -> str:
+    "A rung without its prompts and learning rates."
+    return re.sub(r" (p\d+|lr\S+)", "", name)
+
+
+def better(rows: list[dict], model: str) -> list[dict]:  # of `table`; the row is that of the held-out tasks
+    "One run for each rung."
+    chosen = {}
+    for line in pick(rows, model=model, split="train"):
+        first = chosen.setdefault((line["scenario"], bare(line["rung"])), line)
+        if line["mean"] > first["mean"]:
+            chosen[line["scenario"], bare(line["rung"])] = line
+    return [held for line in chosen.values() for held in pick(rows, **{
+        name: line[name] for name in ("scenario", "model", "rung")}, split="held_out")]
 
 # %% ../nbs/27_ladder.ipynb #db39ccea
 LABELS = {"grpo": "GRPO", "sft-gold": "SFT gold", "sft-own": "SFT own", "sft-gold-grpo": "SFT gold + GRPO",
