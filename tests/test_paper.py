@@ -46,14 +46,18 @@ def make(rollouts: Path, out: Path) -> Path:
     return out
 
 
+OF_LADDER = ("ladder", "smollm2")  # figures that come from other rollouts
+
+
 def texts(out: Path) -> dict:
     "Every text file that the pages write."
-    paths = sorted(path for pattern in WRITTEN for path in out.glob(pattern) if path.is_file())
+    paths = sorted(path for pattern in WRITTEN for path in out.glob(pattern) if path.is_file() and path.stem not in OF_LADDER)
     return {str(path.relative_to(out)): path.read_text(encoding="utf-8") for path in paths}
 
 
 def figure_bytes(out: Path) -> dict:
-    return {path.name: path.read_bytes() for kind in ("pdf", "png") for path in sorted(out.glob(f"figures/*.{kind}"))}
+    paths = [path for kind in ("pdf", "png") for path in sorted(out.glob(f"figures/*.{kind}"))]
+    return {path.name: path.read_bytes() for path in paths if path.stem not in OF_LADDER}
 
 
 def rows(out: Path, name: str) -> list[dict]:
