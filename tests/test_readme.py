@@ -114,3 +114,13 @@ def test_the_policy_that_asks():
     a, b, c, d = means.values()
     text = " ".join(README.split())
     assert f"its reward is {a} in sub-tasks and {b} in pages; the shipped policy, which never asks, gets {c} and {d}." in text
+
+
+def test_what_smollm2_reached():
+    folder = ROOT / "results/ladder/subtask/smollm2-135m-sft-gold-p120-t40000-lr0.001-s0"
+    run = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    before, after = (run["held_out"][phase] for phase in ("before", "after"))
+    text = " ".join(README.split())
+    assert f"{run['tokens']['used']:,} tokens of imitation on {run['config']['prompts']} generated prompts" in text
+    assert f"held-out reward from {before['mean']:.2f} to {after['mean']:.2f} in sub-tasks, {after['n']} rollouts" in text
+    assert 25 < run["minutes"] < 35
