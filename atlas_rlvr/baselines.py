@@ -94,7 +94,7 @@ def episode(env, start: list[dict], tools: list[dict], max_turns: int = MAX_TURN
         talk += answers
     return talk, rollout_outcome(talk, build_trace(talk), cut, max_turns)
 
-# %% ../nbs/04_baselines.ipynb #ee0ed7a4
+# %% ../nbs/04_baselines.ipynb #45d3e1f3
 def _broken(talk: list[dict], error: Exception) -> tuple:
     return talk, "error", f"{type(error).__name__}: {error}"
 
@@ -122,7 +122,7 @@ def run_episodes(policy: Callable, episodes: list) -> list[tuple]:  # policy: li
         waiting = {i: talk for i, talk in waiting.items() if i not in done}
     return [done[i] for i in sorted(done)]
 
-
+# %% ../nbs/04_baselines.ipynb #900095ad
 def run_episode(policy: Callable, env, messages: list[dict], tools: list[dict], max_turns: int = MAX_TURNS) -> tuple:
     "(messages, outcome) of one policy: a function from messages to an assistant message."
     [(talk, outcome, _)] = run_episodes(lambda talks: [policy(talks[0])], [episode(env, messages, tools, max_turns)])
