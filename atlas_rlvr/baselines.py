@@ -94,7 +94,11 @@ def episode(env, start: list[dict], tools: list[dict], max_turns: int = MAX_TURN
         talk += answers
     return talk, rollout_outcome(talk, build_trace(talk), cut, max_turns)
 
-# %% ../nbs/04_baselines.ipynb #e3cb996a
+# %% ../nbs/04_baselines.ipynb #ac0f1af9
+def _broken(talk: list[dict], error: Exception) -> tuple:
+    return talk, "error", f"{type(error).__name__}: {error}"
+
+
 def run_episodes(policy: Callable, episodes: list) -> list[tuple]:  # policy: list of conversations → list of messages
     "[(messages, outcome, error or None)] in the order of `episodes`."
     waiting, done = {i: next(one) for i, one in enumerate(episodes)}, {}
@@ -104,14 +108,18 @@ def run_episodes(policy: Callable, episodes: list) -> list[tuple]:  # policy: li
         except Refused:  # no rollout can go on
             raise
         except Exception as error:  # noqa: BLE001 (whatever broke, it was not the model's choice)
-            done |= {i: (talk, "error", f"{type(error).__name__}: {error}") for i, talk in waiting.items()}
+            done |= {i: _broken(talk, error) for i, talk in waiting.items()}
             break
         for i, reply in zip(list(waiting), replies, strict=True):
             try:
                 waiting[i] = episodes[i].send(reply)
             except StopIteration as end:
                 done[i] = (*end.value, None)
-                del waiting[i]
+            except Refused:  # the user is played by a service
+                raise
+            except Exception as error:  # noqa: BLE001 (so are the site and the user)
+                done[i] = _broken(waiting[i], error)
+        waiting = {i: talk for i, talk in waiting.items() if i not in done}
     return [done[i] for i in sorted(done)]
 
 

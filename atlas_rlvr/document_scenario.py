@@ -42,7 +42,7 @@ from atlas_rlvr.synthesis import (
     tools,
 )
 
-# %% ../nbs/18e_document_scenario.ipynb #102a7be4
+# %% ../nbs/18e_document_scenario.ipynb #4bf02acd
 def answer(one: Synthesis, world: World, name: str, arguments: dict) -> tuple[int, dict, object]:
     "What the site answers to a call of one of the tools: (status, headers, body)."
     operation = {**one.reads, one.name: one.operation}[name]
@@ -59,7 +59,7 @@ def environment(scenario: str, one: Synthesis) -> type:
     "A class for TRL's `environment_factory`: one method per tool."
     shown = ("id", "key", *(path.removesuffix("[]") for path in slots(one.gold)))
 
-    def send(self, name: str, arguments: dict) -> str:
+    def reply(self, name: str, arguments: dict) -> str:
         status, headers, body = answer(one, self._world, name, arguments)
         self._log.append((name, arguments, status))
         return tool_message(status, headers, cut_down(body, shown) if status < 300 else body)
@@ -67,7 +67,7 @@ def environment(scenario: str, one: Synthesis) -> type:
     def method(name: str) -> Callable:
         return lambda self, **arguments: self._send(name, arguments)
     members = {name: method(name) for name in (*one.reads, one.name)}
-    return type(f"{scenario.title()}Env", (AtlasEnv,), {"_scenario": scenario, "_send": send, **members})
+    return type(f"{scenario.title()}Env", (AtlasEnv,), {"_scenario": scenario, "_answer": reply, **members})
 
 # %% ../nbs/18e_document_scenario.ipynb #64c6d75b
 def required_part(document: dict, schema, value):

@@ -250,7 +250,7 @@ class AskTool(SchemaTool):
         dict.__init__(self, ASK_TOOL)
         self.__name__, self._call = ASK, call
 
-# %% ../nbs/25_user.ipynb #0dd39298
+# %% ../nbs/25_user.ipynb #aa9701b4
 class AskUser:
     "What an environment with a user has beside the tools of its scenario."
 
@@ -271,9 +271,10 @@ class AskUser:
         """
         return self._send(ASK, {"question": question})
 
-    def _send(self, name: str, arguments: dict) -> str:
+    def _answer(self, name: str, arguments: dict) -> str:
+        "Like that of a site: what breaks in a user is no doing of the policy either."
         if name != ASK:
-            return super()._send(name, arguments)
+            return super()._answer(name, arguments)
         status, answer = ask_answer(self._user, arguments)
         self._log.append((ASK, arguments, status))
         return tool_message(status, {}, answer)
@@ -321,7 +322,7 @@ def dialogue_script(turns: list, way: str = "chat") -> Callable:  # turns: each 
         return call_message([(ASK, {"question": step})]) if told else {"role": "assistant", "content": step}
     return policy
 
-# %% ../nbs/25_user.ipynb #88b9f3cf
+# %% ../nbs/25_user.ipynb #b0a12f56
 def _spoken(messages: list[dict]) -> list[Call]:
     "The questions in plain text that were answered."
     messages = [message for message in messages if isinstance(message, dict)]
@@ -332,9 +333,14 @@ def _spoken(messages: list[dict]) -> list[Call]:
             for turn, said, answer in pairs if answer.get("role") == "user" and not parse_message(said)]
 
 
+def _turn(call: Call) -> int:
+    "The turn in which a call was made, as its id says."
+    return int(call.id[1:].partition("c")[0] or 0)
+
+
 def dialogue_trace(messages: list[dict]) -> list[Call]:
     "Every call and every answered question of a transcript, in order."
-    return sorted(build_trace(messages) + _spoken(messages), key=lambda call: int(call.id[1:].split("c")[0]))
+    return sorted(build_trace(messages) + _spoken(messages), key=_turn)
 
 # %% ../nbs/25_user.ipynb #28ab4c14
 _EARNED = (  # scenario, group, component names, value, per
@@ -357,32 +363,32 @@ def _components() -> tuple[dict, ...]:
 
 COMPONENTS = _components()
 
-# %% ../nbs/25_user.ipynb #390d8951
+# %% ../nbs/25_user.ipynb #a9de3c50
 def _first_write(scenario: str, trace: list[Call]) -> int | None:
-    "Position of the first write that took effect."
+    "Turn of the first write that took effect."
     tool = PLATFORMS[scenario][""].write
-    return next((i for i, call in enumerate(trace) if call.name == tool and call.outcome == "ok"), None)
+    return next((_turn(call) for call in trace if call.name == tool and call.outcome == "ok"), None)
 
-# %% ../nbs/25_user.ipynb #c260eb05
+# %% ../nbs/25_user.ipynb #1a26ecaf
 def _ask_units(scenario: str, trace: list[Call], gold: dict) -> dict[str, int]:
     "How the policy asked."
     user, write, known = User(scenario, gold), _first_write(scenario, trace), None
-    for i, call in enumerate(trace):
+    for call in trace:
         if call.name == ASK and call.outcome != "unknown_tool":
             put(user, str(call.arguments.get("question")) if isinstance(call.arguments, dict) else "")
-            known = i if user.answered and known is None else known
+            known = _turn(call) if user.answered and known is None else known
     silent = not (user.needless or user.again or user.answered)
     right = known is not None and write is not None and known < write if user.talk["instead"] else silent
     return {"ask": int(write is not None and right), "again": user.again, "needless": user.needless}
 
-# %% ../nbs/25_user.ipynb #157bfc1e
+# %% ../nbs/25_user.ipynb #e16e8350
 def dialogue_units(scenario: str, trace: list[Call], gold: dict, state: dict) -> dict[str, int]:
     "How often each component of the `dialogue` set applies."
     units = audited_units(scenario, trace, gold, state) | _ask_units(scenario, trace, gold)
     return units | {"excess": max(0, len(trace) - LIMITS[scenario])}
 
 
-REWARD_SETS["dialogue"] = RewardSet("dialogue", "1", COMPONENTS, LIMITS, dialogue_units, reads_state=True)
+REWARD_SETS["dialogue"] = RewardSet("dialogue", "2", COMPONENTS, LIMITS, dialogue_units, reads_state=True)
 
 
 def score_dialogue(task: dict, messages: list[dict]) -> Score:
@@ -562,15 +568,17 @@ def asking_table(records: list[dict]) -> dict[str, dict]:  # kind → {"n", "mea
                       for word, part in (("asked", "ask"), ("needless", "needless"), ("goal", "goal"))}}
             for kind, found in rows.items() if found}
 
-# %% ../nbs/25_user.ipynb #d0fc0708
+# %% ../nbs/25_user.ipynb #9b668120
 def dialogue_training_rows(tasks: list[dict]) -> list[dict]:
     "Rows of a data set for `GRPOTrainer`."
     return [{"prompt": dialogue_messages(task), "task": json.dumps(task)} for task in tasks]
 
 
-def dialogue_reward(completions: list, task: list[str], **ignored) -> list[float]:
-    "TRL's reward function: one float a rollout."
-    return [score_dialogue(json.loads(one), messages).reward for messages, one in zip(completions, task, strict=True)]
+def dialogue_reward(completions: list, task: list[str], environments: list | None = None, **ignored) -> list[float | None]:
+    "TRL's reward function: one float a rollout; None where the site or the user failed."
+    rows = zip(completions, task, environments or [None] * len(task), strict=True)
+    return [None if getattr(environment, "_failure", None) else score_dialogue(json.loads(one), messages).reward
+            for messages, one, environment in rows]
 
 
 def dialogue_trainer(scenario: str, model, tokenizer, config, tasks: list[dict], reward: Callable = dialogue_reward):

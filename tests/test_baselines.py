@@ -99,6 +99,16 @@ def test_a_broken_service_is_an_error_and_no_zero(failure):
                                        "malformed": 0, "turn_cap": 0}
 
 
+def test_a_site_that_breaks_costs_one_rollout():
+    envs = [task_env(SUBTASK) for _ in range(3)]
+    envs[1]._handle = lambda *request: 1 / 0
+    policy, tools = script(turns_of(SUBTASK)), tool_schemas("subtask")
+    played = run_episodes(lambda talks: [policy(talk) for talk in talks], [episode(env, messages(SUBTASK), tools) for env in envs])
+    records = [rollout_record(SUBTASK, *result, model="m", seed=0, generation=0) for result in played]
+    assert [(record["outcome"], record["reward"]) for record in records] == [("ended", 1.0), ("error", None), ("ended", 1.0)]
+    assert records[1]["error"] == "ZeroDivisionError: division by zero"
+
+
 @pytest.mark.parametrize("scenario", SCENARIOS)
 def test_gold_through_the_loop(scenario):
     for task in load_tasks(scenario):

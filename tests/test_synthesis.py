@@ -684,6 +684,14 @@ def test_a_scenario_that_is_entered_again_has_its_new_tasks(installed):
     assert found["prompt"] == task["prompt"] != first["prompt"]
 
 
+def test_what_breaks_in_such_an_environment_has_no_reward(installed, monkeypatch):
+    env, [call, *_] = task_env(installed[0]), gold_calls(installed[0])
+    monkeypatch.setattr(document_scenario, "answer", lambda *args: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        env._send(*call)
+    assert env._failure == "ZeroDivisionError: division by zero"
+
+
 def test_no_task_is_in_both_splits(installed):
     held_out = scenarios.DATA["update"]["held_out"]
     assert not {task["prompt"] for task in installed} & {task["prompt"] for task in held_out}

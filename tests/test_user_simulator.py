@@ -10,6 +10,7 @@ from test_train import SMALL, project, tiny_model, tokenizer  # noqa: F401 (fixt
 
 from atlas_rlvr import user_simulator as U
 from atlas_rlvr.baselines import call_message
+from atlas_rlvr.endpoints import Refused
 from atlas_rlvr.final_state import final_state, goal_reached
 from atlas_rlvr.rewards import REWARD_SETS, score, score_task
 from atlas_rlvr.scenarios import TRAINING_NAMES, gold_calls, load_tasks
@@ -250,6 +251,44 @@ def test_a_model_may_be_the_user():
     assert json.loads(env.ask_user(question="Who?"))["body"] == "Ask somebody else."
 
 
+def absent(task):
+    "A user who is played by a service that is gone."
+    def user(text):
+        raise TimeoutError("nobody there")
+    return user
+
+
+def test_a_user_who_breaks_is_a_failure_of_the_infrastructure():
+    task = first("page", "omit", "title")
+    env = U.dialogue_env(task, absent)
+    with pytest.raises(TimeoutError):
+        env.ask_user(question="What is the title?")
+    assert env._failure == "TimeoutError: nobody there"
+    talk, _ = play(task, U.POLICIES["asks rightly"](task), "tool")
+    assert U.dialogue_reward([talk, talk], [json.dumps(task)] * 2, environments=[env, U.dialogue_env(task)]) == [None, 1.0]
+    env.reset(task=json.dumps(task))
+    assert env._failure is None
+
+
+@pytest.mark.parametrize("way", U.WAYS)
+def test_one_user_who_breaks_leaves_the_others_alone(way):
+    tasks = U.load_dialogues("page")[:3]
+    scripts = {task["prompt"]: U.dialogue_script(U.POLICIES["asks everything"](task), way) for task in tasks}
+    records = U.play_dialogues(lambda talks: [scripts[talk[1]["content"]](talk) for talk in talks], tasks, way,
+                               lambda task: (absent if task["id"] == tasks[1]["id"] else U.simulated_user)(task))
+    assert [(record["outcome"], record["reward"]) for record in records] == [("ended", 0.9), ("error", None), ("ended", 0.9)]
+    assert records[1]["error"] == "TimeoutError: nobody there"
+
+
+@pytest.mark.parametrize("way", U.WAYS)
+def test_a_service_that_refuses_to_play_the_user_ends_the_run(way):
+    def refusing(talk):
+        raise Refused("no credit")
+    task = first("page", "omit", "title")
+    with pytest.raises(Refused, match="no credit"):
+        play(task, U.POLICIES["asks rightly"](task), way, user=U.model_user(refusing))
+
+
 # ---------------------------------------------------------------------------------------------------------------------
 # Episodes in a chat
 
@@ -400,6 +439,14 @@ def test_asking_everything_in_one_message_is_no_way_out():
 def test_asking_alone_earns_nothing(way):
     for task in U.load_dialogues("subtask"):
         assert judge(task, U.open_question(task), way).raw == -0.3
+
+
+def test_an_answer_that_nobody_could_read_before_the_write_earns_nothing():
+    task = first("subtask", "omit", "assignee")
+    [read], [write], [verify] = work(task)
+    asked = (U.ASK, {"question": U.open_question(task)[0]})
+    at_once, in_turn = ([[read], [asked, write], [verify]], [[read], [asked], [write], [verify]])
+    assert [judge(task, turns, "tool").components["ask"] for turns in (at_once, in_turn)] == [0, 0.2]
 
 
 def test_an_answer_after_the_write_is_too_late_even_if_it_is_mended():
