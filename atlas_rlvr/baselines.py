@@ -468,6 +468,6 @@ def service_table(records: list[dict]) -> dict:  # outcome_table, and for an end
     parsed = ("calls", "repaired", "malformed_calls", "truncated_calls", "prompt_tokens", "completion_tokens")
     return outcome_table(records) | {
         "providers": ", ".join(f"{name} {n}" for name, n in sorted(providers.items())),
-        "requests": counts["requests"], "repeated": counts["requests"] - counts["replies"],
+        "requests": counts["requests"], "repeated": counts["repeated"],
         "structured": counts["structured"] / with_calls if with_calls else None,
         **{name: counts[name] for name in parsed}, "seconds": round(counts["seconds"], 1)}
