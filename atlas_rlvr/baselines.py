@@ -4,23 +4,24 @@
 
 # %% auto #0
 __all__ = ['MAX_TURNS', 'REPEATS', 'SOURCE', 'PARTS', 'episode', 'run_episodes', 'run_episode', 'call_message', 'script',
-           'rollout_record', 'prompt_template', 'prompt_text', 'sample', 'batch_policy', 'transformers_policy',
-           'load_local', 'report_line', 'play_tasks', 'check_source', 'run_baseline', 'hashes', 'in_order', 'connect',
-           'source', 'play_remote', 'run_endpoint', 'outcome_table', 'service_table']
+           'rollout_record', 'prompt_template', 'prompt_text', 'sample', 'batch_policy', 'load_local', 'report_line',
+           'plan_jobs', 'play_tasks', 'check_source', 'open_run', 'run_baseline', 'hashes', 'in_order', 'connect',
+           'source', 'play_apart', 'play_remote', 'run_endpoint', 'outcome_table', 'service_table']
 
-# %% ../nbs/04_baselines.ipynb #3f56825b
+# %% ../nbs/04_baselines.ipynb #440a8839
 import ast
 import json
 from collections import Counter, deque
 from collections.abc import Callable, Generator, Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache, partial
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from statistics import fmean
 
-# %% ../nbs/04_baselines.ipynb #e4dd97f7
+# %% ../nbs/04_baselines.ipynb #17562c5a
 from . import audited  # noqa: F401 (it registers its reward set)
 from .endpoints import TEMPERATURE, Connection, Refused, endpoint_policy, find_endpoint, new_tally, probe
 from .environments import tool_schemas
@@ -28,6 +29,7 @@ from .faults import check_faults, faulty_env, rollout_plan, under_faults
 from .rewards import REWARD_HASH, REWARD_SETS, score, score_task
 from atlas_rlvr.runs import (
     Recorder,
+    alone,
     check_model,
     read_lines,
     record_key,
@@ -178,7 +180,7 @@ def prompt_text(tokenizer, template: str, talk: list[dict], tools: list[dict]) -
     return tokenizer.apply_chat_template([to_template(message) for message in talk], tools=tools, tokenize=False,
                                          chat_template=template, add_generation_prompt=True, enable_thinking=False)
 
-# %% ../nbs/04_baselines.ipynb #684150af
+# %% ../nbs/04_baselines.ipynb #c01bc949
 def sample(model, tokenizer, prompts: list[list[int]], rooms: list[int], temperature: float) -> list[list[int]]:
     "New token ids of each prompt, at most its room; the end-of-turn token is kept where it was written."
     import torch
@@ -188,9 +190,9 @@ def sample(model, tokenizer, prompts: list[list[int]], rooms: list[int], tempera
     pad = end if tokenizer.pad_token_id is None else tokenizer.pad_token_id
     ids = torch.tensor([[pad] * (width - len(prompt)) + prompt for prompt in prompts], device=model.device)
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts], device=model.device)
-    chosen = {"temperature": temperature, "top_k": 0, "top_p": 1.0} if temperature else {}
+    chosen = {"temperature": temperature, "top_k": 0, "top_p": 1.0, "min_p": 0.0} if temperature else {}
     config = GenerationConfig(max_new_tokens=max(rooms), eos_token_id=end, pad_token_id=pad, do_sample=bool(chosen),
-                              **chosen)
+                              repetition_penalty=1.0, no_repeat_ngram_size=0, **chosen)
     with torch.no_grad():
         made = model.generate(input_ids=ids, attention_mask=mask, generation_config=config)[:, width:].tolist()
     whole = [row[:row.index(end) + 1] if end in row else row for row in made]
@@ -236,12 +238,6 @@ def batch_policy(model, tokenizer, tools: list[dict], budget: int, temperature: 
         return [replies.get(i) for i in range(len(talks))]
     return policy
 
-# %% ../nbs/04_baselines.ipynb #d50b6fa0
-def transformers_policy(model, tokenizer, tools: list[dict], budget: int, **options) -> Callable:
-    "The same for `run_episode`: one conversation → one message."
-    many = batch_policy(model, tokenizer, tools, budget, **options)
-    return lambda messages: many([messages])[0]
-
 # %% ../nbs/04_baselines.ipynb #b7b8c228
 REPEATS = {"train": 5, "held_out": 1}  # rollouts a task: about 40 a split
 
@@ -273,7 +269,7 @@ def _chunk(jobs: list[tuple], policy: Callable, run: dict, faults: str = "") -> 
     return [under_faults(record, task, env) if faults else record
             for record, (task, _), env in zip(made, jobs, envs, strict=True)]
 
-# %% ../nbs/04_baselines.ipynb #91dd8489
+# %% ../nbs/04_baselines.ipynb #fe673b87
 def report_line(records: list[dict], done: int, total: int) -> str:
     "Progress in one line; errors are counted beside the mean, not in it."
     scored = [record["reward"] for record in records if record["reward"] is not None]
@@ -281,7 +277,7 @@ def report_line(records: list[dict], done: int, total: int) -> str:
     return f"{done:4}/{total}  mean reward {mean} (n = {len(scored)})  errors {len(records) - len(scored)}"
 
 
-def _jobs(tasks: list[dict], repeats: int, run: dict) -> dict[tuple, tuple]:  # {key of the record: (task, generation)}
+def plan_jobs(tasks: list[dict], repeats: int, run: dict) -> dict[tuple, tuple]:  # {key of the record: (task, generation)}
     "Every task `repeats` times, in order."
     jobs = [(task, generation) for generation in range(repeats) for task in tasks]
     return {record_key(run | _where(task) | {"generation": generation}): (task, generation) for task, generation in jobs}
@@ -296,7 +292,7 @@ def _kept(recorder: Recorder, jobs: dict) -> list[dict]:
 def play_tasks(make_policy: Callable, tasks: list[dict], repeats: int, size: int, recorder: Recorder, run: dict,
                play: Callable = _chunk, report: Callable = report_line) -> list[dict]:
     "Records of every task `repeats` times, in order; make_policy(seed) gives the batch policy of a chunk of `size`."
-    jobs = _jobs(tasks, repeats, run)
+    jobs = plan_jobs(tasks, repeats, run)
     for start in range(0, len(jobs), size):
         chunk = list(jobs)[start:start + size]
         if not recorder.seen.issuperset(chunk):
@@ -318,6 +314,18 @@ def check_source(recorder: Recorder, run: dict):
             raise ValueError(f"the folder {recorder.rollouts.parent.name} holds rollouts of this model with another "
                              f"{other[0]}; give this run another seed, or move the folder away")
 
+# %% ../nbs/04_baselines.ipynb #921ca468
+@contextmanager
+def open_run(folder: Path, run: dict) -> Iterator[Recorder]:  # run: what its records share
+    "The recorder of a run's folder, made whole again and without the errors of an earlier start."
+    with alone(folder):
+        recover(folder)
+        recorder = Recorder(folder)
+        check_source(recorder, run)
+        failed = [record["outcome"] == "error" and record["phase"] == "before" for record in read_lines(recorder.rollouts)]
+        split_lines(recorder.rollouts, failed)
+        yield Recorder(folder)
+
 # %% ../nbs/04_baselines.ipynb #edaca969
 def _folder(scenario: str, model: str, seed: int, faults: str) -> Path:
     "The run's folder; where there are faults it says so, since its rollouts are not the paper's."
@@ -327,7 +335,7 @@ def _folder(scenario: str, model: str, seed: int, faults: str) -> Path:
         write_json(folder / "run.json", {"variant": variant})
     return folder
 
-# %% ../nbs/04_baselines.ipynb #da7dc877
+# %% ../nbs/04_baselines.ipynb #d8ef451e
 def run_baseline(scenario: str, model: str, seed: int = 0, split: str = "train", repeats: int | None = None,
                  faults: str = "") -> list:  # faults: a profile, with a seed if you like, such as `lost_response:3`
     "Records of a local model on a split, in input order, written to the run's folder; a second call goes on."
@@ -335,14 +343,11 @@ def run_baseline(scenario: str, model: str, seed: int = 0, split: str = "train",
     check_model(model, only=False)
     faults = check_faults(faults)
     network, tokenizer, values = load_local(model, scenario)
-    folder = _folder(scenario, model, seed, faults)
-    budget = values["max_completion_length"]
+    budget, run = values["max_completion_length"], {"model": model, "seed": seed}
     policy = partial(batch_policy, network, tokenizer, tool_schemas(scenario), budget, TEMPERATURE)
-    recover(folder)
-    recorder = Recorder(folder)
-    check_source(recorder, {})
-    return play_tasks(policy, load_tasks(scenario, split), REPEATS[split] if repeats is None else repeats,
-                      values["eval_batch_size"], recorder, {"model": model, "seed": seed}, partial(_chunk, faults=faults))
+    with open_run(_folder(scenario, model, seed, faults), run) as recorder:
+        return play_tasks(policy, load_tasks(scenario, split), REPEATS[split] if repeats is None else repeats,
+                          values["eval_batch_size"], recorder, run, partial(_chunk, faults=faults))
 
 # %% ../nbs/04_baselines.ipynb #198b6ac2
 PARTS = {"parser": ("tool_calls",),
@@ -367,7 +372,7 @@ def hashes(scenario: str) -> dict[str, str]:  # 16 hex digits each
             **{part: _code_hash(modules) for part, modules in PARTS.items()}, "rewards": REWARD_HASH,
             "audited": REWARD_SETS["audited"].hash}
 
-# %% ../nbs/04_baselines.ipynb #db92a241
+# %% ../nbs/04_baselines.ipynb #90afcfab
 def in_order(pool: ThreadPoolExecutor, work: Callable, jobs: list, width: int) -> Iterator:
     "work(job) of every job, in the order of the jobs, with at most `width` of them begun and not yet given out."
     waiting = deque()
@@ -379,18 +384,22 @@ def in_order(pool: ThreadPoolExecutor, work: Callable, jobs: list, width: int) -
         yield waiting.popleft().result()
 
 
-def _attempt(connection: Connection, run: dict, job: tuple) -> dict | None:  # job: (task, generation); None: refused
+def _served(connection: Connection, run: dict, job: tuple) -> dict:  # job: (task, generation)
     "The record of one rollout; its counts are in `served`."
     task, generation = job
     tools, tally = tool_schemas(task["scenario"]), new_tally()
     policy = endpoint_policy(connection, tools, tally)
-    try:
-        [played] = run_episodes(lambda talks: [policy(talks[0])], [episode(task_env(task), messages(task), tools)])
-    except Refused:
-        return None
+    [played] = run_episodes(lambda talks: [policy(talks[0])], [episode(task_env(task), messages(task), tools)])
     return rollout_record(task, *played, **run, generation=generation, served=tally)
 
-# %% ../nbs/04_baselines.ipynb #9729d6a2
+
+def _unless_refused(play: Callable, job: tuple) -> dict | None:
+    try:
+        return play(job)
+    except Refused:
+        return None
+
+# %% ../nbs/04_baselines.ipynb #361c8042
 def connect(endpoint: str, model: str, provider: str = "", options: str = "", max_requests: int = 0) -> Connection:
     "The connection that the parameters of this page describe; nothing is sent yet."
     return Connection(find_endpoint(endpoint, model, provider, options), max_requests)
@@ -403,45 +412,49 @@ def source(connection: Connection, scenario: str) -> dict:
             "hashes": hashes(scenario)}
 
 
-def _play_missing(connection: Connection, jobs: list[tuple], recorder: Recorder, run: dict, width: int):
+def _play_missing(connection: Connection, jobs: list[tuple], recorder: Recorder, play: Callable, width: int, report: Callable):
     "Ask for the rollouts of the jobs and append them in order."
     made = []
     with ThreadPoolExecutor(width) as pool, connection:
-        for record in in_order(pool, partial(_attempt, connection, run), jobs, width):
+        for record in in_order(pool, partial(_unless_refused, play), jobs, width):
             if record:
                 recorder.append(record)
                 made.append(record)
             if record and (len(made) % 8 == 0 or len(made) == len(jobs)):
-                print(report_line(made, len(made), len(jobs)), flush=True)
+                print(report(made, len(made), len(jobs)), flush=True)
 
-# %% ../nbs/04_baselines.ipynb #d5578383
+# %% ../nbs/04_baselines.ipynb #5711d90a
+def play_apart(connection: Connection, jobs: dict, recorder: Recorder, play: Callable, width: int,  # play: job → record
+               report: Callable = report_line) -> list[dict]:
+    "Records of the jobs, in order, `width` at a time, none played twice; `Refused` where the run had to stop."
+    _play_missing(connection, [job for key, job in jobs.items() if key not in recorder.seen], recorder, play, width, report)
+    kept = _kept(recorder, jobs)
+    if connection.refusal:
+        print(f"stopped; a part and no baseline: {report(kept, len(kept), len(jobs)).strip()}")
+        raise Refused(connection.refusal)
+    return kept
+
+
 def play_remote(connection: Connection, tasks: list[dict], repeats: int, recorder: Recorder, run: dict, width: int = 4):
     "Records of every task `repeats` times, in order, `width` rollouts at a time; `Refused` where the run had to stop."
     scenario = tasks[0]["scenario"]
     run = run | source(connection, scenario)
     check_source(recorder, run)
-    jobs = _jobs(tasks, repeats, run)
-    missing = [job for key, job in jobs.items() if key not in recorder.seen]
+    jobs = plan_jobs(tasks, repeats, run)
+    missing = [task for key, (task, _) in jobs.items() if key not in recorder.seen]
     if missing and not connection.probed:
-        probe(connection, messages(missing[0][0]), tool_schemas(scenario))
-    _play_missing(connection, missing, recorder, run, width)
-    kept = _kept(recorder, jobs)
-    if connection.refusal:
-        print(f"stopped; a part and no baseline: {report_line(kept, len(kept), len(jobs)).strip()}")
-        raise Refused(connection.refusal)
-    return kept
+        probe(connection, messages(missing[0]), tool_schemas(scenario))
+    return play_apart(connection, jobs, recorder, partial(_served, connection, run), width)
 
-# %% ../nbs/04_baselines.ipynb #e992e026
+# %% ../nbs/04_baselines.ipynb #f4c00254
 def run_endpoint(connection: Connection, scenario: str, seed: int = 0, split: str = "train", repeats: int | None = None,
                  width: int = 4) -> list[dict]:
     "Records of a model behind an endpoint, written to the run's folder; a second call goes on."
     model = connection.endpoint.model
-    folder = run_folder(check_scenario(scenario), model, seed)
-    recover(folder)
-    rollouts = folder / "rollouts.jsonl"
-    split_lines(rollouts, [record["outcome"] == "error" for record in read_lines(rollouts)])
-    run, repeats = {"model": model, "seed": seed}, REPEATS[split] if repeats is None else repeats
-    return play_remote(connection, load_tasks(scenario, split), repeats, Recorder(folder), run, width)
+    run, tasks = {"model": model, "seed": seed}, load_tasks(check_scenario(scenario), split)
+    repeats = REPEATS[split] if repeats is None else repeats
+    with open_run(run_folder(scenario, model, seed), run | source(connection, scenario)) as recorder:
+        return play_remote(connection, tasks, repeats, recorder, run, width)
 
 # %% ../nbs/04_baselines.ipynb #c5e748fd
 def outcome_table(records: list[dict]) -> dict:  # {"n", "mean", "audited", "perfect", "errors", outcome: count}
@@ -454,7 +467,7 @@ def outcome_table(records: list[dict]) -> dict:  # {"n", "mean", "audited", "per
             "audited": fmean(also) if also else None, "perfect": sum(r == 1 for r in scored),
             "errors": len(records) - len(scored)} | counts
 
-# %% ../nbs/04_baselines.ipynb #318c66c6
+# %% ../nbs/04_baselines.ipynb #e17b9117
 def service_table(records: list[dict]) -> dict:  # outcome_table, and for an endpoint its counts
     "What came out and what the service did; `structured` is the share of turns with calls whose calls came structured."
     served = [record["served"] for record in records if "served" in record]

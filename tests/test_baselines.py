@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from atlas_rlvr import baselines
+from atlas_rlvr import baselines, runs
 from atlas_rlvr.baselines import (
     MAX_TURNS,
     batch_policy,
@@ -21,7 +21,6 @@ from atlas_rlvr.baselines import (
     run_episode,
     run_episodes,
     script,
-    transformers_policy,
 )
 from atlas_rlvr.endpoints import with_retries
 from atlas_rlvr.environments import run_calls, tool_schemas
@@ -302,6 +301,32 @@ def test_a_whole_baseline_of_a_tiny_model(tiny, tmp_path, monkeypatch, capsys):
     assert run_baseline("subtask", str(tiny.folder), seed=1, repeats=1) == records
 
 
+def test_errors_of_a_local_baseline_are_played_again(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(baselines, "run_folder", lambda scenario, model, seed, variant="": tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(baselines, "sample", lambda *_: 1 / 0)
+        assert {record["outcome"] for record in run_baseline("subtask", str(tiny.folder), repeats=1)} == {"error"}
+    records = run_baseline("subtask", str(tiny.folder), repeats=1)
+    assert not any("error" in record for record in records) and len(records) == 8
+    assert len(read_lines(tmp_path / "run" / "rollouts.aside-1.jsonl")) == 8
+    fresh = tmp_path / "fresh"
+    monkeypatch.setattr(baselines, "run_folder", lambda scenario, model, seed, variant="": fresh)
+    assert run_baseline("subtask", str(tiny.folder), repeats=1) == records
+
+
+def test_errors_of_a_training_stay_where_they_are(tmp_path):
+    error = {"outcome": "error", "phase": "train", "batch": 1}
+    Recorder(tmp_path).append(error)
+    with baselines.open_run(tmp_path, {}) as recorder:
+        assert read_lines(recorder.rollouts) == [error]
+
+
+def test_one_start_at_a_time_holds_a_folder(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(baselines, "run_folder", lambda scenario, model, seed, variant="": tmp_path)
+    with runs.alone(tmp_path), pytest.raises(ValueError, match="in use by another start"):
+        run_baseline("subtask", str(tiny.folder), repeats=1)
+
+
 class Parrot:
     "A model that writes given texts, one a turn."
 
@@ -326,6 +351,12 @@ def written(name, arguments):
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call><|im_end|>"
 
 
+def alone(*made, **options):
+    "A local model as a policy of one conversation."
+    many = batch_policy(*made, **options)
+    return lambda talk: many([talk])[0]
+
+
 @pytest.fixture
 def roomy(tiny, monkeypatch):
     monkeypatch.setattr(tiny.model.config, "max_position_embeddings", 10**6)
@@ -334,7 +365,7 @@ def roomy(tiny, monkeypatch):
 
 def test_text_of_a_local_model_gives_the_scripted_episode(roomy):
     texts = [written(*call) for [call] in turns_of(SUBTASK)] + ["Done.<|im_end|>"]
-    policy = transformers_policy(Parrot(roomy, texts), roomy.tokenizer, tool_schemas("subtask"), budget=10**5)
+    policy = alone(Parrot(roomy, texts), roomy.tokenizer, tool_schemas("subtask"), budget=10**5)
     talk, outcome, trace, _ = play(policy, SUBTASK)
     assert (outcome, trace) == ("ended", play(script(turns_of(SUBTASK)), SUBTASK)[2])
     assert talk[-1]["content"] == "Done."
@@ -345,7 +376,7 @@ def test_budget_covers_answers_and_is_per_conversation(roomy):
     tokens = len(roomy.tokenizer(texts[0])["input_ids"])
 
     def ending(budget):
-        policy = transformers_policy(Parrot(roomy, texts), roomy.tokenizer, tool_schemas("subtask"), budget=budget)
+        policy = alone(Parrot(roomy, texts), roomy.tokenizer, tool_schemas("subtask"), budget=budget)
         return play(policy, SUBTASK)
     assert [call.outcome for call in ending(tokens - 5)[2]] == ["truncated"]
     assert [call.outcome for call in ending(tokens + 5)[2]] == ["unexecuted"]  # its answer does not fit
@@ -359,7 +390,7 @@ def test_a_batch_gives_what_single_episodes_give(roomy):
     tasks = load_tasks("subtask")[:3]
     policy = batch_policy(Parrot(roomy, texts), roomy.tokenizer, tool_schemas("subtask"), budget=10**5)
     episodes = [episode(task_env(task), messages(task), tool_schemas("subtask")) for task in tasks]
-    single = transformers_policy(Parrot(roomy, texts), roomy.tokenizer, tool_schemas("subtask"), budget=10**5)
+    single = alone(Parrot(roomy, texts), roomy.tokenizer, tool_schemas("subtask"), budget=10**5)
     assert [(talk, outcome) for talk, outcome, _ in run_episodes(policy, episodes)] == [
         play(single, task)[:2] for task in tasks]
 
@@ -373,6 +404,19 @@ def test_sampling_is_seeded_and_padding_does_not_matter(tiny):
     assert write(0, [short, long]) == write(0, [short, long]) != write(1, [short, long])
     assert write(0, [short, long], 0) == [*write(0, [short], 0), *write(0, [long], 0)]
     assert all(message["finish_reason"] == "length" for message in write(0, [short]))
+
+
+@pytest.mark.parametrize("temperature", [0.7, 0])
+def test_a_models_own_settings_do_not_bend_the_distribution(tiny, monkeypatch, temperature):
+    from transformers import GenerationConfig
+
+    def write():
+        policy = batch_policy(tiny.model, tiny.tokenizer, tool_schemas("subtask"), 20, temperature)
+        return policy([messages(SUBTASK)])
+    plain = write()
+    own = {"do_sample": True, "top_k": 3, "top_p": 0.1, "min_p": 0.9, "repetition_penalty": 9.0, "no_repeat_ngram_size": 1}
+    monkeypatch.setattr(tiny.model, "generation_config", GenerationConfig(**own))
+    assert write() == plain
 
 
 @pytest.mark.parametrize("template", [None, "{% for m in messages %}{{ m.content }}{% endfor %}"])
