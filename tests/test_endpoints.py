@@ -45,7 +45,7 @@ from atlas_rlvr.endpoints import (
 from atlas_rlvr.environments import tool_schemas
 from atlas_rlvr.rewards import score
 from atlas_rlvr.runs import Recorder, prepare_command, read_lines, run_folder
-from atlas_rlvr.scenarios import gold_calls, load_tasks, messages
+from atlas_rlvr.scenarios import DATA, gold_calls, load_tasks, messages
 from atlas_rlvr.tool_calls import call_from_json, to_http
 
 TASKS = {scenario: load_tasks(scenario) for scenario in ("subtask", "page", "cross")}
@@ -639,8 +639,8 @@ def test_f17_one_scorer_parser_and_environment():
     assert train.tool_schemas is baselines.tool_schemas and train.build_trace is baselines.build_trace
     assert train.messages is baselines.messages and train.task_env is baselines.task_env
     found = hashes("subtask")
-    assert found["rewards"] == rewards.REWARD_HASH and len(set(found.values())) == len(found) == 6
-    assert {name for name in found if found[name] != hashes("page")[name]} == {"system_prompt", "tools"}
+    assert found["rewards"] == rewards.REWARD_HASH and len(set(found.values())) == len(found) == 7
+    assert {name for name in found if found[name] != hashes("page")[name]} == {"tasks", "system_prompt", "tools"}
 
 
 def test_the_hash_of_the_environments_covers_what_they_import():
@@ -654,6 +654,22 @@ def test_the_hash_of_the_environments_covers_what_they_import():
                         reached(found, seen)
         return seen
     assert reached("environments", set()) <= {name for part in PARTS.values() for name in part}
+
+
+def test_the_hash_of_the_environments_covers_the_data_they_read():
+    texts = [(ROOT / "atlas_rlvr" / f"{name}.py").read_text(encoding="utf-8") for name in PARTS["environments"]]
+    read = {name for text in texts for name in re.findall(r'load_data\("(\w+)\.json"\)', text)}
+    errors = {"errors_jira", "errors_confluence", "errors_tools"}  # read by one loop, not by name
+    assert set(baselines.READ) == read - {"tools", "site"} | errors
+
+
+@pytest.mark.parametrize("name, changed", [("tasks", "scenarios.DATA"), ("environments", "baselines.load_data")])
+def test_another_request_or_another_error_is_another_hash(name, changed, monkeypatch):
+    before = hashes("page")
+    row = dict(DATA["page"]["tasks"][0], prompt="Do something else.")
+    other = {"scenarios.DATA": DATA | {"page": DATA["page"] | {"tasks": [row]}}, "baselines.load_data": lambda name: "Not found."}
+    monkeypatch.setattr(f"atlas_rlvr.{changed}", other[changed])
+    assert {part for part, value in hashes("page").items() if value != before[part]} == {name}
 
 
 def test_records_carry_the_hashes(tmp_path):
