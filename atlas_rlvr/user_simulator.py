@@ -627,14 +627,15 @@ def teach(folder: Path, n: int = 1500, budget: int = 1_000_000,  # budget: token
     ship(model, tokenizer, folder)
     return folder
 
-# %% ../nbs/25_user.ipynb #988dda6d
+# %% ../nbs/25_user.ipynb #3af8cf5d
 def measure_asking(folder: Path, way: str = "tool", split: str = "held_out",
                    temperature: float = 0.7) -> dict[str, list[dict]]:
     "Records of a taught policy on both scenarios."
     from atlas_rlvr.baselines import batch_policy
     from atlas_rlvr.policy import load_policy
     model, tokenizer = load_policy(folder)
-    policies = {scenario: batch_policy(model, tokenizer, dialogue_tools(scenario, way), 768, temperature)
-                for scenario in OPEN}
-    return {scenario: play_dialogues(policy, load_dialogues(scenario, split), way, model=folder.name, seed=0)
-            for scenario, policy in policies.items()}
+
+    def play(scenario: str) -> list[dict]:  # a policy is seeded when it is made
+        policy = batch_policy(model, tokenizer, dialogue_tools(scenario, way), 768, temperature, seed=0)
+        return play_dialogues(policy, load_dialogues(scenario, split), way, model=folder.name, seed=0, temperature=temperature)
+    return {scenario: play(scenario) for scenario in OPEN}

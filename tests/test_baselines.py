@@ -102,7 +102,8 @@ def test_a_site_that_breaks_costs_one_rollout():
     envs = [task_env(SUBTASK) for _ in range(3)]
     envs[1]._handle = lambda *request: 1 / 0
     policy, tools = script(turns_of(SUBTASK)), tool_schemas("subtask")
-    played = run_episodes(lambda talks: [policy(talk) for talk in talks], [episode(env, messages(SUBTASK), tools) for env in envs])
+    episodes = [episode(env, messages(SUBTASK), tools) for env in envs]
+    played = run_episodes(lambda talks: [policy(talk) for talk in talks], episodes)
     records = [rollout_record(SUBTASK, *result, model="m", seed=0, generation=0) for result in played]
     assert [(record["outcome"], record["reward"]) for record in records] == [("ended", 1.0), ("error", None), ("ended", 1.0)]
     assert records[1]["error"] == "ZeroDivisionError: division by zero"

@@ -331,7 +331,7 @@ def test_a_bad_request_costs_one_rollout(tmp_path, quiet):
 NO_ROOM = {  # server: (status, body)
     "OpenAI": (400, '{"error": {"code": "context_length_exceeded"}}'), "others": (400, '{"message": "prompt is too long"}'),
     "vLLM": (400, '{"message": "The decoder prompt (length 9000) is longer than the maximum model length of 4096."}'),
-    "llama.cpp": (400, '{"error": {"code": 400, "message": "the request exceeds the available context size, try increasing it"}}'),
+    "llama.cpp": (400, '{"error": {"code": 400, "message": "the request exceeds the available context size"}}'),
     "inside-200": (200, '{"error": {"code": 400, "message": "the request exceeds the available context size"}}'),
     "TGI": (422, '{"error": "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 3000 and 2048"}'),
 }

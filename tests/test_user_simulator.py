@@ -594,6 +594,22 @@ def test_a_policy_is_taught_and_measured(project, monkeypatch):  # noqa: F811
     assert U.teach(folder, n=4, budget=6000) == folder  # finished: nothing is trained again
 
 
+def test_what_one_scenario_draws_does_not_move_the_other(monkeypatch, tmp_path):
+    torch = pytest.importorskip("torch")
+
+    def drawn(*made, seed=0):
+        torch.manual_seed(seed)
+        return lambda talks: [f"I drew {torch.rand(1).item()}." for _ in talks]
+    monkeypatch.setattr("atlas_rlvr.policy.load_policy", lambda folder: (None, None))
+    monkeypatch.setattr("atlas_rlvr.baselines.batch_policy", drawn)
+    load, found = U.load_dialogues, []
+    for n in (1, 3):
+        monkeypatch.setattr(U, "load_dialogues", lambda scenario, split, n=n: load(scenario, split)[:n if scenario == "subtask" else 2])
+        found.append(U.measure_asking(tmp_path))
+    assert found[0]["page"] == found[1]["page"] and [len(records["subtask"]) for records in found] == [1, 3]
+    assert {record["temperature"] for record in found[0]["page"]} == {0.7}
+
+
 def test_messages_are_canonical():
     talk, _ = play(first("page", "change"), ["Is this right?"])
     assert all(normalise(message, n) == message for n, message in enumerate(m for m in talk if m["role"] == "assistant"))
