@@ -16,10 +16,11 @@ from collections.abc import Callable, Generator
 from functools import partial
 from hashlib import sha256
 
-# %% ../nbs/22_scaffolds.ipynb #8efde17d
+# %% ../nbs/22_scaffolds.ipynb #ba3639e3
 from atlas_rlvr.baselines import (
     MAX_TURNS,
     REPEATS,
+    aloud,
     batch_policy,
     call_message,
     episode,
@@ -178,11 +179,11 @@ def ask(rollout: Rollout) -> Generator:
         raise Over(rollout.talk, "truncated")
     return written(message)
 
-# %% ../nbs/22_scaffolds.ipynb #6c0618bd
+# %% ../nbs/22_scaffolds.ipynb #8519ec94
 def ask_until(rollout: Rollout, reader: Callable) -> Generator:
     "What `reader` makes of the first turn that is in form."
     for _ in range(PATIENCE):
-        found = reader((yield from ask(rollout)))
+        found = reader(aloud((yield from ask(rollout))))
         if not isinstance(found, str):
             return found
         rollout.bill[-1]["out_of_form"] = True

@@ -85,6 +85,19 @@ def test_a_turn_out_of_form_is_recovered_and_counted(scaffold):
     assert record["dialogue"][3]["content"].startswith("Format error: ")
 
 
+DRAFTS = {"react": "Perhaps\nAction: create_issue\nAction Input: {}", "plan": "1. Cook.\n2. Eat.",
+          "repl": "```python\ncreate_issue(fields={})\n```"}
+
+
+@each_scaffold
+@pytest.mark.parametrize("thought", ["<think>{}\nNo.</think>\n", "{}\nNo.</think>\n"], ids=["tagged", "opened by the template"])
+def test_what_is_drafted_in_a_thought_is_not_done(scaffold, thought):
+    turns = in_form(scaffold, RIGHT)
+    record = play(scaffold, [thought.format(DRAFTS[scaffold]) + text for text in turns])
+    assert (record["reward"], record["outcome"], record["cost"]["out_of_form"]) == (1.0, "ended", 0)
+    assert [call["name"] for call in record["calls"]] == [name for name, _ in RIGHT]
+
+
 @each_scaffold
 def test_three_in_a_row_end_the_rollout_and_keep_its_calls(scaffold):
     record = play(scaffold, [*in_form(scaffold, RIGHT)[:2], "Hm.", "Hm.", "Hm.", *in_form(scaffold, RIGHT)])
