@@ -276,7 +276,7 @@ def failure(endpoint: Endpoint, answer: Answer, status: int) -> Exception:  # st
         return Unavailable(start, answer.wait)
     return ValueError(start)
 
-# %% ../nbs/21_endpoints.ipynb #0c074df2
+# %% ../nbs/21_endpoints.ipynb #82f06ca1
 NO_ROOM = re.compile(r"context.?(length|window|size)|too (long|many tokens)|prompt is longer|longer than the maximum model|"
                      r"`inputs` (tokens|must have less)", re.IGNORECASE)  # OpenAI, vLLM, llama.cpp, TGI
 
@@ -290,11 +290,12 @@ def read_response(endpoint: Endpoint, answer: Answer) -> dict | None:
     data = data if isinstance(data, dict) else {}
     choices = data.get("choices") if isinstance(data.get("choices"), list) else []
     choice = choices[0] if choices and isinstance(choices[0], dict) else {}
-    broken = choice.get("finish_reason") in ("error", "content_filter")
+    error = data.get("error") or choice.get("error")
+    broken = error or choice.get("finish_reason") in ("error", "content_filter")
     if answer.status == 200 and isinstance(choice.get("message"), dict) and not broken:
         return data
-    error = data.get("error") if isinstance(data.get("error"), dict) else {}
-    status = error["code"] if answer.status == 200 and type(error.get("code")) is int else answer.status
+    code = str(error.get("code")) if isinstance(error, dict) and answer.status == 200 else ""
+    status = int(code) if re.fullmatch("[1-5][0-9][0-9]", code) else answer.status
     if status in (400, 413, 422) and NO_ROOM.search(answer.text):
         return None
     raise failure(endpoint, answer, status)

@@ -246,12 +246,15 @@ def after(n, failures, answer):
 
 HTML = (503, {"Content-Type": "text/html"}, "<html><body>Service Unavailable</body></html>")
 EMPTY = {"choices": None, "error": {"code": 502, "message": "upstream"}}
+HALF = chat_response({"role": "assistant", "content": ""})
 BUSY = (429, {"Retry-After": "2"}, {"error": "rate limit"})
 PASSING = {
     "F05-429": (BUSY, 2.0), "500": ((500, {}, {"error": "oops"}), None), "502-empty": ((502, {}, ""), None),
     "F08-html": (HTML, None), "F07-null-choices": ((200, {}, EMPTY), None), "F07-no-choices": ((200, {}, {"choices": []}), None),
     "F07-null-message": ((200, {}, {"choices": [{"message": None, "finish_reason": "stop"}]}), None),
     "F07-filtered": ((200, {}, chat_response({"role": "assistant", "content": ""}, "content_filter")), None),
+    "beside-a-message": ((200, {}, HALF | {"error": {"code": 502, "message": "died"}}), None),
+    "in-a-choice": ((200, {}, {"choices": [HALF["choices"][0] | {"error": {"code": 502, "message": "died"}}]}), None),
     "html-200": ((200, {"Content-Type": "text/html"}, "<html>Welcome</html>"), None), "a-list": ((200, {}, [1]), None),
     "deep": ((200, {}, "[" * 10**5), None), "408": ((408, {}, ""), None), "reset": (ConnectionError, None),
 }
@@ -429,6 +432,7 @@ STOPPING = {
                 "(tools, tool_choice not supported): the provider that was chosen does not take these requests; choose one"),
     "F03-400": (400, {"error": {"message": "The requested model is not supported by any provider you have enabled.",
                                 "code": "model_not_supported"}}, "serve it yourself and give its address as `-p endpoint`"),
+    "402-as-text": (200, {"choices": None, "error": {"code": "402", "message": "credit"}}, "no credit left"),
     "402-inside-200": (200, {"choices": None, "error": {"code": 402, "message": "credit"}}, "no credit left"),
 }
 
