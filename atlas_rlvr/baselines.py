@@ -106,7 +106,7 @@ def episode(env, start: list[dict], tools: list[dict], max_turns: int = MAX_TURN
         talk += answers
     return talk, rollout_outcome(talk, build_trace(talk), cut, max_turns)
 
-# %% ../nbs/04_baselines.ipynb #ac0f1af9
+# %% ../nbs/04_baselines.ipynb #5c29f1dc
 def _broken(talk: list[dict], error: Exception) -> tuple:
     return talk, "error", f"{type(error).__name__}: {error}"
 
@@ -134,7 +134,7 @@ def run_episodes(policy: Callable, episodes: list) -> list[tuple]:  # policy: li
         waiting = {i: talk for i, talk in waiting.items() if i not in done}
     return [done[i] for i in sorted(done)]
 
-
+# %% ../nbs/04_baselines.ipynb #24301b27
 def run_episode(policy: Callable, env, messages: list[dict], tools: list[dict], max_turns: int = MAX_TURNS) -> tuple:
     "(messages, outcome) of one policy: a function from messages to an assistant message."
     [(talk, outcome, _)] = run_episodes(lambda talks: [policy(talks[0])], [episode(env, messages, tools, max_turns)])
@@ -282,7 +282,7 @@ def _chunk(jobs: list[tuple], policy: Callable, run: dict, faults: str = "") -> 
     return [under_faults(record, task, env) if faults else record
             for record, (task, _), env in zip(made, jobs, envs, strict=True)]
 
-# %% ../nbs/04_baselines.ipynb #fe673b87
+# %% ../nbs/04_baselines.ipynb #d0267004
 def report_line(records: list[dict], done: int, total: int) -> str:
     "Progress in one line; errors are counted beside the mean, not in it."
     scored = [record["reward"] for record in records if record["reward"] is not None]
@@ -301,7 +301,7 @@ def _kept(recorder: Recorder, jobs: dict) -> list[dict]:
     kept = {record_key(record): record for record in read_lines(recorder.rollouts)}
     return [kept[key] for key in jobs if key in kept]
 
-
+# %% ../nbs/04_baselines.ipynb #0037dd67
 def play_tasks(make_policy: Callable, tasks: list[dict], repeats: int, size: int, recorder: Recorder, run: dict,
                play: Callable = _chunk, report: Callable = report_line) -> list[dict]:
     "Records of every task `repeats` times, in order; make_policy(seed) gives the batch policy of a chunk of `size`."
