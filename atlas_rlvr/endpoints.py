@@ -28,7 +28,7 @@ from urllib.parse import urlsplit
 
 from .tool_calls import from_response, parse_message, to_http
 
-# %% ../nbs/21_endpoints.ipynb #9214c48f
+# %% ../nbs/21_endpoints.ipynb #5b86a027
 ROUTER = "https://router.huggingface.co/v1"
 TEMPERATURE = 0.7  # paper, Section 6.1
 
@@ -40,7 +40,7 @@ class Endpoint:
     model: str  # as the server knows it; sent unchanged
     provider: str = ""  # of the router; "" leaves the choice to it
     options: dict = field(default_factory=dict)  # more fields of each request; null takes a field away
-    max_tokens: int = 2048  # of one turn
+    max_tokens: int | None = 2048  # of one turn; None: the server decides
     timeout: float = 300.0  # seconds of silence
 
     @property
@@ -69,22 +69,23 @@ def token_name(endpoint: Endpoint) -> str:
 def token(endpoint: Endpoint) -> str:  # "" where there is none
     return os.environ.get(token_name(endpoint), "").strip()
 
-# %% ../nbs/21_endpoints.ipynb #bc537347
+# %% ../nbs/21_endpoints.ipynb #d87b818f
 def redact(text: str) -> str:
     "The text without the tokens of the environment and without anything that looks like one."
     for name in TOKENS:
         value = os.environ.get(name, "").strip()
-        text = text.replace(value, f"[{name}]") if len(value) > 5 else text
+        inside = r"\\*".join(map(re.escape, value))  # JSON may put backslashes into it
+        text = re.sub(inside, f"[{name}]", text) if len(value) > 5 else text
     return re.sub(r"\b(hf_[A-Za-z0-9]{16,}|sk-[A-Za-z0-9_-]{16,})", "[token]", text)
 
-# %% ../nbs/21_endpoints.ipynb #7645785d
+# %% ../nbs/21_endpoints.ipynb #7413ff3f
 def _check_url(url: str):
     "A base URL without anything secret in it."
     parts = urlsplit(url)
-    more = parts.query or parts.fragment or "@" in parts.netloc
+    more = parts.query or parts.fragment or "@" in parts.netloc or redact(url) != url
     if parts.scheme not in ("http", "https") or not parts.hostname or more:
         raise ValueError("parameter `endpoint` must be `router` or a base URL such as http://127.0.0.1:8000/v1, "
-                         "without user, password or query")
+                         "without user, password, query or token")
 
 
 def _check_provider(provider: str):
@@ -96,7 +97,7 @@ def _check_provider(provider: str):
         guess = f", did you mean `{near[0]}`?" if near else "."
         raise ValueError(f"unknown provider `{redact(provider)}`{guess} The router knows {', '.join(known)}")
 
-# %% ../nbs/21_endpoints.ipynb #cec18688
+# %% ../nbs/21_endpoints.ipynb #4fb1387c
 def _check_model(model: str, provider: str):
     "A model that can be asked for, with at most one provider."
     if model in ("", "auto") or redact(model) != model:
@@ -106,6 +107,10 @@ def _check_model(model: str, provider: str):
         raise ValueError("name the provider once, as `-p provider` or after the model and a colon")
 
 
+def _is_room(most) -> bool:
+    return most is None or (type(most) is int and most > 0)
+
+
 def read_options(text: str) -> dict:  # JSON
     "More fields of a request; what the episode itself sets cannot be set."
     try:
@@ -113,9 +118,11 @@ def read_options(text: str) -> dict:  # JSON
     except ValueError:
         options = None
     fixed = {"messages", "model", "tools", "stream", "temperature"}
-    if not isinstance(options, dict) or fixed & options.keys() or redact(text) != text:
+    most = options.get("max_tokens", 1) if isinstance(options, dict) else None
+    if not isinstance(options, dict) or fixed & options.keys() or redact(text) != text or not _is_room(most):
         raise ValueError(f"parameter `options` must be a JSON object without {', '.join(sorted(fixed))} and without a "
-                         """token, such as {"chat_template_kwargs": {"enable_thinking": false}}""")
+                         "token, its `max_tokens` a positive number or null, such as "
+                         """{"chat_template_kwargs": {"enable_thinking": false}}""")
     return options
 
 # %% ../nbs/21_endpoints.ipynb #752032c2
@@ -131,16 +138,17 @@ def _check_token(endpoint: Endpoint):
     if name == "HF_TOKEN" and os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE"):
         raise ValueError("HF_HUB_OFFLINE is set, so nothing is sent to Hugging Face; unset it to use the router")
 
-# %% ../nbs/21_endpoints.ipynb #fcdabde2
+# %% ../nbs/21_endpoints.ipynb #9b3b757f
 def find_endpoint(endpoint: str, model: str, provider: str = "", options: str = "") -> Endpoint:  # as given
     "The endpoint that the parameters name, or one sentence on why there is none."
     url = ROUTER if endpoint == "router" else endpoint.rstrip("/")
     _check_url(url)
     _check_model(model, provider)
-    found = Endpoint(url, model, provider, read_options(options))
+    given = read_options(options)
+    found = Endpoint(url, model, provider, max_tokens=given.pop("max_tokens", Endpoint.max_tokens), options=given)
     if find_spec("huggingface_hub") is None:
         raise ValueError("an endpoint is asked with `huggingface_hub`; run pip install -e '.[endpoints]'")
-    if provider and url == ROUTER:
+    if url == ROUTER and provider or redact(provider) != provider:
         _check_provider(provider)
     _check_token(found)
     return found
@@ -268,8 +276,9 @@ def failure(endpoint: Endpoint, answer: Answer, status: int) -> Exception:  # st
         return Unavailable(start, answer.wait)
     return ValueError(start)
 
-# %% ../nbs/21_endpoints.ipynb #ede3d44b
-NO_ROOM = re.compile(r"context.?(length|window)|too (long|many tokens)|prompt is longer", re.IGNORECASE)
+# %% ../nbs/21_endpoints.ipynb #82f06ca1
+NO_ROOM = re.compile(r"context.?(length|window|size)|too (long|many tokens)|prompt is longer|longer than the maximum model|"
+                     r"`inputs` (tokens|must have less)", re.IGNORECASE)  # OpenAI, vLLM, llama.cpp, TGI
 
 
 def read_response(endpoint: Endpoint, answer: Answer) -> dict | None:
@@ -281,14 +290,15 @@ def read_response(endpoint: Endpoint, answer: Answer) -> dict | None:
     data = data if isinstance(data, dict) else {}
     choices = data.get("choices") if isinstance(data.get("choices"), list) else []
     choice = choices[0] if choices and isinstance(choices[0], dict) else {}
-    broken = choice.get("finish_reason") in ("error", "content_filter")
+    error = data.get("error") or choice.get("error")
+    broken = error or choice.get("finish_reason") in ("error", "content_filter")
     if answer.status == 200 and isinstance(choice.get("message"), dict) and not broken:
         return data
-    if answer.status in (400, 413) and NO_ROOM.search(answer.text):
+    code = str(error.get("code")) if isinstance(error, dict) and answer.status == 200 else ""
+    status = int(code) if re.fullmatch("[1-5][0-9][0-9]", code) else answer.status
+    if status in (400, 413, 422) and NO_ROOM.search(answer.text):
         return None
-    error = data.get("error") if isinstance(data.get("error"), dict) else {}
-    inside = answer.status == 200 and type(error.get("code")) is int
-    raise failure(endpoint, answer, error["code"] if inside else answer.status)
+    raise failure(endpoint, answer, status)
 
 # %% ../nbs/21_endpoints.ipynb #800289a8
 LONGEST = 600.0  # seconds; a server that asks for more is given up
@@ -382,9 +392,9 @@ def send(connection: Connection, messages: list[dict], tools: list[dict], temper
         text = f"{connection.endpoint.host}: {type(error).__name__}, {redact(str(error))[:160]}"
         raise Unavailable(text) from None
 
-# %% ../nbs/21_endpoints.ipynb #09c8c1ce
+# %% ../nbs/21_endpoints.ipynb #0a1d3451
 def new_tally() -> dict:
-    names = ("requests", "replies", "structured", "text", "calls", "repaired", "malformed_calls", "truncated_calls",
+    names = ("requests", "repeated", "replies", "structured", "text", "calls", "repaired", "malformed_calls", "truncated_calls",
              "prompt_tokens", "completion_tokens")
     return dict.fromkeys(names, 0) | {"seconds": 0.0, "providers": {}}
 
@@ -425,11 +435,13 @@ def ask(connection: Connection, tools: list[dict], tally: dict, messages: list[d
     tally_calls(tally, message)
     return message
 
-# %% ../nbs/21_endpoints.ipynb #0082ed9e
+# %% ../nbs/21_endpoints.ipynb #13a0bf86
 def endpoint_policy(connection: Connection, tools: list, tally: dict, temperature: float = TEMPERATURE) -> Callable:
     "A policy for `run_episode` that asks an endpoint; retries included."
-    request = partial(ask, connection, tools, tally, temperature=temperature)
-    patient = with_retries(request, pause=connection.pause)
+    def pause(seconds: float):
+        tally["repeated"] += 1
+        connection.pause(seconds)
+    patient = with_retries(partial(ask, connection, tools, tally, temperature=temperature), pause=pause)
 
     def policy(messages: list[dict]) -> dict | None:
         try:
@@ -439,7 +451,7 @@ def endpoint_policy(connection: Connection, tools: list, tally: dict, temperatur
             raise
     return policy
 
-# %% ../nbs/21_endpoints.ipynb #1e71675c
+# %% ../nbs/21_endpoints.ipynb #26983c6c
 def probe(connection: Connection, messages: list[dict], tools: list[dict]) -> dict:  # its tally
     "Refuse an endpoint that does not return structured tool calls."
     tally, where = new_tally(), f"{connection.endpoint.host} (model `{connection.endpoint.asked}`)"
@@ -447,6 +459,9 @@ def probe(connection: Connection, messages: list[dict], tools: list[dict]) -> di
         reply = endpoint_policy(connection, tools, tally, temperature=0.0)(messages) or {}
     except (OSError, ValueError) as error:
         raise Refused(f"{where} did not answer the probe: {error}; check `-p endpoint`, or try again later") from None
+    if not tally["replies"]:
+        raise Refused(f"{where} has no room for the probe; give its server a longer context, or each turn fewer tokens "
+                      """with `-p options`, such as {"max_tokens": 512}""")
     if tally["text"]:
         raise Refused(f"{where} returns tool calls as text, not as `tool_calls`; start the server with a parser "
                       "for them (vLLM: --enable-auto-tool-choice --tool-call-parser hermes), or choose another provider")

@@ -128,7 +128,7 @@ def interpret(code: str, tools: dict[str, Callable], functions: dict, state: dic
     signal.setitimer(signal.ITIMER_PROF, 0)
     return {"output": _cut(output), "error": error, "final": answer}
 
-# %% ../nbs/22a_repl.ipynb #305f6212
+# %% ../nbs/22a_repl.ipynb #31939bd8
 class Broken(Exception):
     "A message that is none."
 
@@ -143,7 +143,7 @@ def _write(channel: socket.socket, message: dict, limit: int | None = None):  # 
 def _read(lines, limit: int = -1) -> dict:  # lines: the socket as a file; limit: bytes
     "The next message; EOFError where the other side is gone, `Broken` where it is no JSON object."
     data = lines.readline(limit)
-    if not data:
+    if not data.endswith(b"\n") and len(data) != limit:  # also in the middle of a line
         raise EOFError
     try:
         message = json.loads(data)
@@ -153,12 +153,14 @@ def _read(lines, limit: int = -1) -> dict:  # lines: the socket as a file; limit
         raise Broken
     return message
 
-# %% ../nbs/22a_repl.ipynb #c8fa759c
+# %% ../nbs/22a_repl.ipynb #39a7fee9
 def _remote(channel: socket.socket, lines, name: str, parameters: list[str]) -> Callable:
     "The function that stands for a tool."
     def tool(*given, **named):
         if len(given) > len(parameters):
             raise TypeError(f"{name} takes {', '.join(parameters)}")
+        if twice := named.keys() & parameters[:len(given)]:
+            raise TypeError(f"{name} got {min(twice)} twice")
         _write(channel, {"call": name, "arguments": dict(zip(parameters, given, strict=False)) | named}, LINE)
         try:
             return _read(lines)["answer"]

@@ -7,28 +7,29 @@ __all__ = ['SCAFFOLDS', 'LABEL', 'FENCE', 'DONE', 'STEP', 'CODE', 'PATIENCE', 'T
            'labelled', 'read_turn', 'read_plan', 'read_code', 'Over', 'written', 'Rollout', 'act', 'ask', 'ask_until',
            'react_turns', 'plan_turns', 'repl_turns', 'in_form', 'recite', 'costs', 'scaffold_record', 'play_chunk',
            'form_counts', 'format_rate', 'refusal', 'scaffold_table', 'form_line', 'local_policy', 'remote_policy',
-           'play_apart', 'run_scaffold']
+           'run_scaffold']
 
-# %% ../nbs/22_scaffolds.ipynb #1d6e456f
+# %% ../nbs/22_scaffolds.ipynb #509330ca
 import json
 import re
 from collections.abc import Callable, Generator
-from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from hashlib import sha256
-from pathlib import Path
 
-# %% ../nbs/22_scaffolds.ipynb #40ca59f1
+# %% ../nbs/22_scaffolds.ipynb #ba3639e3
 from atlas_rlvr.baselines import (
     MAX_TURNS,
     REPEATS,
+    aloud,
     batch_policy,
     call_message,
-    check_source,
     episode,
     hashes,
     load_local,
+    open_run,
     outcome_table,
+    plan_jobs,
+    play_apart,
     play_tasks,
     prompt_text,
     rollout_record,
@@ -36,7 +37,7 @@ from atlas_rlvr.baselines import (
     source,
 )
 
-# %% ../nbs/22_scaffolds.ipynb #36dea178
+# %% ../nbs/22_scaffolds.ipynb #d40bb24e
 from .endpoints import TEMPERATURE, Connection, endpoint_policy, new_tally
 from .environments import tool_schemas
 from .repl import Repl, check_repl, run_code
@@ -45,11 +46,8 @@ from atlas_rlvr.runs import (
     check_choice,
     check_model,
     manifest,
-    read_lines,
-    recover,
     resolve_model,
     run_folder,
-    split_lines,
     write_json,
 )
 from .scenarios import check_scenario, load_tasks, messages, system_prompt, task_env
@@ -181,11 +179,11 @@ def ask(rollout: Rollout) -> Generator:
         raise Over(rollout.talk, "truncated")
     return written(message)
 
-# %% ../nbs/22_scaffolds.ipynb #6c0618bd
+# %% ../nbs/22_scaffolds.ipynb #8519ec94
 def ask_until(rollout: Rollout, reader: Callable) -> Generator:
     "What `reader` makes of the first turn that is in form."
     for _ in range(PATIENCE):
-        found = reader((yield from ask(rollout)))
+        found = reader(aloud((yield from ask(rollout))))
         if not isinstance(found, str):
             return found
         rollout.bill[-1]["out_of_form"] = True
@@ -357,7 +355,7 @@ def local_policy(network, tokenizer, budget: int, seed: int) -> Callable:
                 for talk, reply in zip(talks, many(talks), strict=True)]
     return policy
 
-# %% ../nbs/22_scaffolds.ipynb #413a77ae
+# %% ../nbs/22_scaffolds.ipynb #568b9e6f
 def remote_policy(connection: Connection) -> Callable:
     "A policy for `run_episodes` that asks an endpoint for text."
     def reply(talk: list[dict]) -> dict | None:
@@ -368,12 +366,14 @@ def remote_policy(connection: Connection) -> Callable:
     return lambda talks: [reply(talk) for talk in talks]
 
 
-def play_apart(scaffold: str, connection: Connection, jobs: list[tuple], policy: Callable, run: dict) -> list[dict]:
-    "The records of some rollouts that are asked for side by side; what one meets does not touch the others."
-    with ThreadPoolExecutor(len(jobs)) as pool, connection:
-        return [record for [record] in pool.map(lambda job: play_chunk(scaffold, [job], policy, run), jobs)]
+def _play_there(scaffold: str, connection: Connection, width: int, tasks: list, repeats: int, recorder: Recorder, run: dict):
+    "Records of a scaffold behind an endpoint."
+    def play(job: tuple) -> dict:
+        [record] = play_chunk(scaffold, [job], remote_policy(connection), run)
+        return record
+    return play_apart(connection, plan_jobs(tasks, repeats, run), recorder, play, width, form_line)
 
-# %% ../nbs/22_scaffolds.ipynb #0c688a55
+# %% ../nbs/22_scaffolds.ipynb #26a10947
 def _run(scaffold: str, scenario: str, model: str | Connection, name: str, seed: int) -> dict:
     "The fields that all records of a run share."
     text = json.dumps([SCAFFOLDS[scaffold], scaffold_prompt(scaffold, scenario)])
@@ -383,27 +383,17 @@ def _run(scaffold: str, scenario: str, model: str | Connection, name: str, seed:
     return own | where | {"hashes": hashes(scenario) | prompt}
 
 
-def _recorder(folder: Path, run: dict, scenario: str) -> Recorder:
-    "The journal of a run's folder, without the errors of an earlier start."
-    recover(folder)
-    rollouts = folder / "rollouts.jsonl"
-    split_lines(rollouts, [record["outcome"] == "error" for record in read_lines(rollouts)])
-    recorder = Recorder(folder)
-    check_source(recorder, run)
-    write_json(folder / "run.json", run | {"scenario": scenario, "variant": run["scaffold"], "manifest": manifest()})
-    return recorder
-
-
-def _players(scaffold: str, scenario: str, model: str | Connection, name: str, width: int) -> tuple:
-    "(seed → policy, rollouts a chunk, how a chunk is played)."
+def _player(scaffold: str, scenario: str, model: str | Connection, name: str, width: int) -> Callable:
+    "(tasks, repeats, recorder, run) → records."
     if isinstance(model, Connection):
-        return lambda seed: remote_policy(model), width, partial(play_apart, scaffold, model)
+        return partial(_play_there, scaffold, model, width)
     check_model(name, only=False)
     network, tokenizer, values = load_local(name, scenario)
-    policy = partial(local_policy, network, tokenizer, values["max_completion_length"])
-    return policy, values["eval_batch_size"], partial(play_chunk, scaffold)
+    policy, size = partial(local_policy, network, tokenizer, values["max_completion_length"]), values["eval_batch_size"]
+    return lambda tasks, repeats, recorder, run: play_tasks(
+        policy, tasks, repeats, size, recorder, run, partial(play_chunk, scaffold), form_line)
 
-# %% ../nbs/22_scaffolds.ipynb #8f501e48
+# %% ../nbs/22_scaffolds.ipynb #85e5a6d7
 def run_scaffold(scaffold: str, scenario: str, model: str | Connection, seed: int = 0, split: str = "train",
                  repeats: int | None = None, width: int = 4) -> list[dict]:  # width: rollouts asked for side by side
     "Records of a model under a scaffold, written to the run's folder; a second call goes on."
@@ -411,8 +401,8 @@ def run_scaffold(scaffold: str, scenario: str, model: str | Connection, seed: in
     if scaffold == "repl":
         check_repl()
     name = model.endpoint.model if isinstance(model, Connection) else resolve_model(model, scenario)
-    make, size, play = _players(scaffold, scenario, model, name, width)
-    run = _run(scaffold, scenario, model, name, seed)
-    recorder = _recorder(run_folder(scenario, name, seed, variant=scaffold), run, scenario)
-    repeats = REPEATS[split] if repeats is None else repeats
-    return play_tasks(make, load_tasks(scenario, split), repeats, size, recorder, run, play, form_line)
+    play, run = _player(scaffold, scenario, model, name, width), _run(scaffold, scenario, model, name, seed)
+    folder, tasks = run_folder(scenario, name, seed, variant=scaffold), load_tasks(scenario, split)
+    with open_run(folder, run) as recorder:
+        write_json(folder / "run.json", run | {"scenario": scenario, "variant": scaffold, "manifest": manifest()})
+        return play(tasks, REPEATS[split] if repeats is None else repeats, recorder, run)

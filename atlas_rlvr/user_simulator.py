@@ -14,7 +14,7 @@ __all__ = ['KINDS', 'OPEN', 'TWINS', 'REQUESTS', 'CLOSED', 'SPLITS', 'COURTESY',
            'dialogue_training_rows', 'dialogue_reward', 'dialogue_trainer', 'demonstration', 'lessons', 'teach',
            'measure_asking', 'keep_asking']
 
-# %% ../nbs/25_user.ipynb #8803d36a
+# %% ../nbs/25_user.ipynb #0332909a
 import json
 import re
 from collections.abc import Callable, Generator
@@ -25,7 +25,7 @@ from statistics import fmean
 
 from .audited import COMPONENTS as AUDITED
 from .audited import PLATFORMS, audited_units
-from .baselines import MAX_TURNS, call_message, episode, run_episodes
+from .baselines import MAX_TURNS, aloud, call_message, episode, outcome_fields, run_episodes
 from .environments import PageEnv, SchemaTool, SubtaskEnv, tool_message, tool_schemas
 from .final_state import final_state, goal_reached
 from .rewards import REWARD_SETS, RewardSet, Score, score_task
@@ -34,7 +34,6 @@ from .scenarios import BASE, Draw, generate_tasks, gold_calls, lint
 from atlas_rlvr.tool_calls import (
     Call,
     build_trace,
-    call_to_json,
     normalise,
     parse_message,
     response_parser,
@@ -195,11 +194,11 @@ def simulated_user(task: dict) -> User:
     "The user of a task."
     return User(task["scenario"], task["gold"])
 
-# %% ../nbs/25_user.ipynb #e2e3acf9
+# %% ../nbs/25_user.ipynb #cd1a8b52
 def model_user(policy: Callable) -> Callable:  # policy: messages → message
     "What makes users who are played by a model, as `simulated_user` makes them from rules."
     def make(task: dict) -> Callable:
-        wish = answer_text(task["gold"]) if task["gold"]["dialogue"]["instead"] else KNOWN
+        wish = answer_text(task["gold"]) if task["gold"].get("dialogue", CLOSED)["instead"] else KNOWN
         role = (f"You are a user, and an assistant works for you. Your request was: {task['prompt']} Asked about what "
                 f"it leaves open, say: {wish} Answer in one sentence, only what is asked; if your request says it "
                 "already, say so.")
@@ -323,13 +322,13 @@ def dialogue_script(turns: list, way: str = "chat") -> Callable:  # turns: each 
         return call_message([(ASK, {"question": step})]) if told else {"role": "assistant", "content": step}
     return policy
 
-# %% ../nbs/25_user.ipynb #d542aecb
+# %% ../nbs/25_user.ipynb #3b1363b3
 def _spoken(messages: list[dict]) -> list[Call]:
     "The questions in plain text that were answered."
     messages = [message for message in messages if isinstance(message, dict)]
     turns = [i for i, message in enumerate(messages) if message.get("role") == "assistant"]
     pairs = [(turn, messages[i], messages[i + 1]) for turn, i in enumerate(turns) if i + 1 < len(messages)]
-    return [Call(ASK, {"question": normalise(said)["content"]}, id=f"t{turn}c0", outcome="ok",
+    return [Call(ASK, {"question": aloud(normalise(said)["content"])}, id=f"t{turn}c0", outcome="ok",
                  body=answer.get("content"))
             for turn, said, answer in pairs if answer.get("role") == "user" and not parse_message(said)]
 
@@ -541,16 +540,12 @@ def lint_dialogue(task: dict) -> list[str]:
     found += _lint_open(task) if task["gold"]["dialogue"]["instead"] else []
     return [f"{task['id']}: {message}" for wrong, message in found if wrong]
 
-# %% ../nbs/25_user.ipynb #1718881f
+# %% ../nbs/25_user.ipynb #4a8003d2
 def dialogue_record(task: dict, talk: list[dict], outcome: str, way: str, error: str | None = None, **run) -> dict:
     "A rollout as a file holds it."
-    trace, found = dialogue_trace(talk), score_dialogue(task, talk)
-    record = {**run, "scenario": task["scenario"], "split": task["split"], "task": task["id"], "way": way,
-              "kind": task["gold"]["dialogue"]["kind"], "outcome": outcome, "reward": found.reward, "raw": found.raw,
-              "components": found.components, "reward_hash": found.hash,
-              "calls": [call_to_json(call) for call in trace], "messages": talk,
-              "turns": sum(message["role"] == "assistant" for message in talk)}
-    return record if error is None else record | {"reward": None, "raw": None, "components": {}, "error": error}
+    return {**run, "scenario": task["scenario"], "split": task["split"], "task": task["id"], "way": way,
+            "kind": task["gold"].get("dialogue", CLOSED)["kind"],
+            **outcome_fields(talk, dialogue_trace(talk), score_dialogue(task, talk), outcome, error)}
 
 # %% ../nbs/25_user.ipynb #594c94cc
 def play_dialogues(policy: Callable, tasks: list[dict], way: str = "chat",  # policy: as `batch_policy` gives it

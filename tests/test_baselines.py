@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from atlas_rlvr import baselines
+from atlas_rlvr import baselines, runs
 from atlas_rlvr.baselines import (
     MAX_TURNS,
     batch_policy,
@@ -102,7 +102,8 @@ def test_a_site_that_breaks_costs_one_rollout():
     envs = [task_env(SUBTASK) for _ in range(3)]
     envs[1]._handle = lambda *request: 1 / 0
     policy, tools = script(turns_of(SUBTASK)), tool_schemas("subtask")
-    played = run_episodes(lambda talks: [policy(talk) for talk in talks], [episode(env, messages(SUBTASK), tools) for env in envs])
+    episodes = [episode(env, messages(SUBTASK), tools) for env in envs]
+    played = run_episodes(lambda talks: [policy(talk) for talk in talks], episodes)
     records = [rollout_record(SUBTASK, *result, model="m", seed=0, generation=0) for result in played]
     assert [(record["outcome"], record["reward"]) for record in records] == [("ended", 1.0), ("error", None), ("ended", 1.0)]
     assert records[1]["error"] == "ZeroDivisionError: division by zero"
@@ -301,6 +302,32 @@ def test_a_whole_baseline_of_a_tiny_model(tiny, tmp_path, monkeypatch, capsys):
     assert run_baseline("subtask", str(tiny.folder), seed=1, repeats=1) == records
 
 
+def test_errors_of_a_local_baseline_are_played_again(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(baselines, "run_folder", lambda scenario, model, seed, variant="": tmp_path / "run")
+    with monkeypatch.context() as patch:
+        patch.setattr(baselines, "sample", lambda *_: 1 / 0)
+        assert {record["outcome"] for record in run_baseline("subtask", str(tiny.folder), repeats=1)} == {"error"}
+    records = run_baseline("subtask", str(tiny.folder), repeats=1)
+    assert not any("error" in record for record in records) and len(records) == 8
+    assert len(read_lines(tmp_path / "run" / "rollouts.aside-1.jsonl")) == 8
+    fresh = tmp_path / "fresh"
+    monkeypatch.setattr(baselines, "run_folder", lambda scenario, model, seed, variant="": fresh)
+    assert run_baseline("subtask", str(tiny.folder), repeats=1) == records
+
+
+def test_errors_of_a_training_stay_where_they_are(tmp_path):
+    error = {"outcome": "error", "phase": "train", "batch": 1}
+    Recorder(tmp_path).append(error)
+    with baselines.open_run(tmp_path, {}) as recorder:
+        assert read_lines(recorder.rollouts) == [error]
+
+
+def test_one_start_at_a_time_holds_a_folder(tiny, tmp_path, monkeypatch):
+    monkeypatch.setattr(baselines, "run_folder", lambda scenario, model, seed, variant="": tmp_path)
+    with runs.alone(tmp_path), pytest.raises(ValueError, match="in use by another start"):
+        run_baseline("subtask", str(tiny.folder), repeats=1)
+
+
 class Parrot:
     "A model that writes given texts, one a turn."
 
@@ -325,10 +352,10 @@ def written(name, arguments):
     return f"<tool_call>\n{json.dumps({'name': name, 'arguments': arguments})}\n</tool_call><|im_end|>"
 
 
-def alone(*given, **options):
-    "A batch policy of one conversation."
-    many = batch_policy(*given, **options)
-    return lambda messages: many([messages])[0]
+def alone(*made, **options):
+    "A local model as a policy of one conversation."
+    many = batch_policy(*made, **options)
+    return lambda talk: many([talk])[0]
 
 
 @pytest.fixture
@@ -378,6 +405,19 @@ def test_sampling_is_seeded_and_padding_does_not_matter(tiny):
     assert write(0, [short, long]) == write(0, [short, long]) != write(1, [short, long])
     assert write(0, [short, long], 0) == [*write(0, [short], 0), *write(0, [long], 0)]
     assert all(message["finish_reason"] == "length" for message in write(0, [short]))
+
+
+@pytest.mark.parametrize("temperature", [0.7, 0])
+def test_a_models_own_settings_do_not_bend_the_distribution(tiny, monkeypatch, temperature):
+    from transformers import GenerationConfig
+
+    def write():
+        policy = batch_policy(tiny.model, tiny.tokenizer, tool_schemas("subtask"), 20, temperature)
+        return policy([messages(SUBTASK)])
+    plain = write()
+    own = {"do_sample": True, "top_k": 3, "top_p": 0.1, "min_p": 0.9, "repetition_penalty": 9.0, "no_repeat_ngram_size": 1}
+    monkeypatch.setattr(tiny.model, "generation_config", GenerationConfig(**own))
+    assert write() == plain
 
 
 @pytest.mark.parametrize("template", [None, "{% for m in messages %}{{ m.content }}{% endfor %}"])

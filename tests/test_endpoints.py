@@ -45,7 +45,7 @@ from atlas_rlvr.endpoints import (
 from atlas_rlvr.environments import tool_schemas
 from atlas_rlvr.rewards import score
 from atlas_rlvr.runs import Recorder, prepare_command, read_lines, run_folder
-from atlas_rlvr.scenarios import gold_calls, load_tasks, messages
+from atlas_rlvr.scenarios import DATA, gold_calls, load_tasks, messages
 from atlas_rlvr.tool_calls import call_from_json, to_http
 
 TASKS = {scenario: load_tasks(scenario) for scenario in ("subtask", "page", "cross")}
@@ -246,12 +246,15 @@ def after(n, failures, answer):
 
 HTML = (503, {"Content-Type": "text/html"}, "<html><body>Service Unavailable</body></html>")
 EMPTY = {"choices": None, "error": {"code": 502, "message": "upstream"}}
+HALF = chat_response({"role": "assistant", "content": ""})
 BUSY = (429, {"Retry-After": "2"}, {"error": "rate limit"})
 PASSING = {
     "F05-429": (BUSY, 2.0), "500": ((500, {}, {"error": "oops"}), None), "502-empty": ((502, {}, ""), None),
     "F08-html": (HTML, None), "F07-null-choices": ((200, {}, EMPTY), None), "F07-no-choices": ((200, {}, {"choices": []}), None),
     "F07-null-message": ((200, {}, {"choices": [{"message": None, "finish_reason": "stop"}]}), None),
     "F07-filtered": ((200, {}, chat_response({"role": "assistant", "content": ""}, "content_filter")), None),
+    "beside-a-message": ((200, {}, HALF | {"error": {"code": 502, "message": "died"}}), None),
+    "in-a-choice": ((200, {}, {"choices": [HALF["choices"][0] | {"error": {"code": 502, "message": "died"}}]}), None),
     "html-200": ((200, {"Content-Type": "text/html"}, "<html>Welcome</html>"), None), "a-list": ((200, {}, [1]), None),
     "deep": ((200, {}, "[" * 10**5), None), "408": ((408, {}, ""), None), "reset": (ConnectionError, None),
 }
@@ -305,7 +308,7 @@ def test_after_the_last_attempt_it_is_an_error_and_no_zero(failure, text, tmp_pa
         (tasks[0]["id"], "ended", 1.0), (tasks[1]["id"], "error", None), (tasks[2]["id"], "ended", 1.0)]
     assert text in records[1]["error"] and len(records[1]["calls"]) == 1 and records[1]["raw"] is None
     table = service_table(records)
-    assert (table["n"], table["mean"], table["errors"], table["repeated"]) == (2, 1.0, 1, 5)
+    assert (table["n"], table["mean"], table["errors"], table["repeated"]) == (2, 1.0, 1, 4)
     assert quiet == ([2.0] * 4 if failure is BUSY else [1.0, 2.0, 4.0, 8.0])
 
 
@@ -328,10 +331,37 @@ def test_a_bad_request_costs_one_rollout(tmp_path, quiet):
     assert quiet == [] and records[0]["served"]["requests"] == 1
 
 
-@pytest.mark.parametrize("text", ['{"error": {"code": "context_length_exceeded"}}', '{"message": "prompt is too long"}'])
-def test_no_room_left_is_the_policys_doing(text, tmp_path):
-    record, _ = one(after(1, [(400, {}, text)], solver([SUBTASK])), tmp_path)
+NO_ROOM = {  # server: (status, body)
+    "OpenAI": (400, '{"error": {"code": "context_length_exceeded"}}'), "others": (400, '{"message": "prompt is too long"}'),
+    "vLLM": (400, '{"message": "The decoder prompt (length 9000) is longer than the maximum model length of 4096."}'),
+    "llama.cpp": (400, '{"error": {"code": 400, "message": "the request exceeds the available context size"}}'),
+    "inside-200": (200, '{"error": {"code": 400, "message": "the request exceeds the available context size"}}'),
+    "TGI": (422, '{"error": "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 4096. Given: 3000 and 2048"}'),
+}
+
+
+@pytest.mark.parametrize("server", NO_ROOM)
+def test_no_room_left_is_the_policys_doing(server, tmp_path):
+    status, text = NO_ROOM[server]
+    record, _ = one(after(1, [(status, {}, text)], solver([SUBTASK])), tmp_path)
     assert (record["outcome"], record["reward"], len(record["calls"])) == ("truncated", 0.0, 1)
+    assert service_table([record])["repeated"] == 0
+
+
+def test_a_probe_without_room_says_so(tmp_path):
+    with pytest.raises(Refused, match="no room for the probe; give its server a longer context"):
+        play(lambda body: (400, {}, NO_ROOM["llama.cpp"][1]), tmp_path, probed=False)
+
+
+@pytest.mark.parametrize("most, outcome", [("2048", "truncated"), ("8192", "ended"), ("null", "ended")])
+def test_a_turn_is_cut_where_its_own_limit_says(most, outcome, tmp_path):
+    def answer(body):
+        status, headers, reply = solver([SUBTASK])(body)
+        return status, headers, reply | {"usage": {"prompt_tokens": 9, "completion_tokens": 3000}}
+    found = find_endpoint("http://127.0.0.1:8000/v1", "scripted", options=f'{{"max_tokens": {most}, "top_k": 1}}')
+    record, log = one(answer, tmp_path, max_tokens=found.max_tokens, options=found.options)
+    assert (record["outcome"], record["max_tokens"], log[0]["body"].get("max_tokens")) == (outcome, *[json.loads(most)] * 2)
+    assert record["options"] == {"top_k": 1} == {"top_k": log[0]["body"]["top_k"]}
 
 
 @pytest.mark.parametrize("value, seconds", [
@@ -402,6 +432,7 @@ STOPPING = {
                 "(tools, tool_choice not supported): the provider that was chosen does not take these requests; choose one"),
     "F03-400": (400, {"error": {"message": "The requested model is not supported by any provider you have enabled.",
                                 "code": "model_not_supported"}}, "serve it yourself and give its address as `-p endpoint`"),
+    "402-as-text": (200, {"choices": None, "error": {"code": "402", "message": "credit"}}, "no credit left"),
     "402-inside-200": (200, {"choices": None, "error": {"code": 402, "message": "credit"}}, "no credit left"),
 }
 
@@ -612,8 +643,8 @@ def test_f17_one_scorer_parser_and_environment():
     assert train.tool_schemas is baselines.tool_schemas and train.build_trace is baselines.build_trace
     assert train.messages is baselines.messages and train.task_env is baselines.task_env
     found = hashes("subtask")
-    assert found["rewards"] == rewards.REWARD_HASH and len(set(found.values())) == len(found) == 6
-    assert {name for name in found if found[name] != hashes("page")[name]} == {"system_prompt", "tools"}
+    assert found["rewards"] == rewards.REWARD_HASH and len(set(found.values())) == len(found) == 7
+    assert {name for name in found if found[name] != hashes("page")[name]} == {"tasks", "system_prompt", "tools"}
 
 
 def test_the_hash_of_the_environments_covers_what_they_import():
@@ -627,6 +658,22 @@ def test_the_hash_of_the_environments_covers_what_they_import():
                         reached(found, seen)
         return seen
     assert reached("environments", set()) <= {name for part in PARTS.values() for name in part}
+
+
+def test_the_hash_of_the_environments_covers_the_data_they_read():
+    texts = [(ROOT / "atlas_rlvr" / f"{name}.py").read_text(encoding="utf-8") for name in PARTS["environments"]]
+    read = {name for text in texts for name in re.findall(r'load_data\("(\w+)\.json"\)', text)}
+    errors = {"errors_jira", "errors_confluence", "errors_tools"}  # read by one loop, not by name
+    assert set(baselines.READ) == read - {"tools", "site"} | errors
+
+
+@pytest.mark.parametrize("name, changed", [("tasks", "scenarios.DATA"), ("environments", "baselines.load_data")])
+def test_another_request_or_another_error_is_another_hash(name, changed, monkeypatch):
+    before = hashes("page")
+    row = dict(DATA["page"]["tasks"][0], prompt="Do something else.")
+    other = {"scenarios.DATA": DATA | {"page": DATA["page"] | {"tasks": [row]}}, "baselines.load_data": lambda name: "Not found."}
+    monkeypatch.setattr(f"atlas_rlvr.{changed}", other[changed])
+    assert {part for part, value in hashes("page").items() if value != before[part]} == {name}
 
 
 def test_records_carry_the_hashes(tmp_path):
@@ -691,6 +738,12 @@ def test_what_looks_like_a_token_is_taken_out():
     assert redact("hf_token and task-1234567890123456789") == "hf_token and task-1234567890123456789"
 
 
+@pytest.mark.parametrize("written", [r"abc\/def+\"ghi", r"abc/def+\\\"ghi", "abc/def+\"ghi"])
+def test_a_token_is_found_with_the_backslashes_of_json(written, monkeypatch):
+    monkeypatch.setenv("ENDPOINT_TOKEN", "abc/def+\"ghi")
+    assert redact(f"bad token {written}!") == "bad token [ENDPOINT_TOKEN]!"
+
+
 # Bad input
 
 
@@ -699,16 +752,19 @@ BAD = {
     "no-token-elsewhere": ({"endpoint": "https://x.org/v1", "model": "m"}, "no token for x.org: set the environment variable ENDP"),
     "no-address": ({"endpoint": "127.0.0.1:8000", "model": "m"}, "must be `router` or a base URL"),
     "misspelt": ({"endpoint": "ruoter", "model": "m"}, "must be `router` or a base URL"),
-    "password": ({"endpoint": f"https://me:{SECRET}@x.org/v1", "model": "m"}, "without user, password or query"),
-    "query": ({"endpoint": f"https://x.org/v1?key={SECRET}", "model": "m"}, "without user, password or query"),
+    "password": ({"endpoint": f"https://me:{SECRET}@x.org/v1", "model": "m"}, "without user, password, query or token"),
+    "query": ({"endpoint": f"https://x.org/v1?key={SECRET}", "model": "m"}, "without user, password, query or token"),
+    "token-in-the-path": ({"endpoint": f"http://127.0.0.1/{SECRET}/v1", "model": "m"}, "without user, password, query or token"),
     "auto": ({"endpoint": "router", "model": "auto"}, "needs the name of a model"),
     "token-as-model": ({"endpoint": "router", "model": SECRET}, "needs the name of a model"),
     "unknown-provider": ({"endpoint": "router", "model": "m", "provider": "togehter"}, "did you mean `together`?"),
     "token-as-provider": ({"endpoint": "router", "model": "m", "provider": SECRET}, "unknown provider `[token]`"),
+    "token-as-provider-elsewhere": ({"endpoint": "http://127.0.0.1/v1", "model": "m", "provider": SECRET}, "provider `[token]`"),
     "two-providers": ({"endpoint": "router", "model": "m:novita", "provider": "together"}, "name the provider once"),
     "options": ({"endpoint": "http://127.0.0.1/v1", "model": "m", "options": "top_k=1"}, "must be a JSON object"),
     "options-list": ({"endpoint": "http://127.0.0.1/v1", "model": "m", "options": "[1]"}, "must be a JSON object"),
     "options-fixed": ({"endpoint": "http://127.0.0.1/v1", "model": "m", "options": '{"temperature": 1}'}, "without messages, model"),
+    "options-no-tokens": ({"endpoint": "http://127.0.0.1/v1", "model": "m", "options": '{"max_tokens": 0}'}, "a positive number"),
     "options-token": ({"endpoint": "http://127.0.0.1/v1", "model": "m", "options": f'{{"k": "{SECRET}"}}'}, "without a token"),
 }
 

@@ -83,6 +83,7 @@ ESCAPES = {
     "long argument": "get_issue('a' * 2 * 10**6)",
     "deep argument": "x = []\nfor i in range(3000): x = [x]\nget_issue(x)",
     "too many arguments": "get_issue('ABC-123', 'ABC-124')",
+    "one argument twice": "get_issue('ABC-123', issueIdOrKey='ABC-124')",
     "new tool": "get_issue = 1",
     "regular expression without end": "import re\nre.match('(a+)+$', 'a' * 40 + 'b')",
 }
@@ -184,7 +185,7 @@ def test_a_host_that_was_killed_is_started_again(prompt):
 # A child that is not the one we wrote
 
 
-def impostor(monkeypatch, says):
+def impostor(monkeypatch, says, hangs_up=False):
     "A prompt whose child sends these bytes after its greeting; the id it gives is that of a process which may be killed."
     victim = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
     ours, theirs = socket.socketpair()
@@ -196,7 +197,7 @@ def impostor(monkeypatch, says):
         lines.readline()
         theirs.sendall(says)
         lines.close()
-        if says == b"":
+        if hangs_up:
             theirs.close()
     threading.Thread(target=speak, daemon=True).start()
     monkeypatch.setattr(page, "_open_channel", lambda: ours)
@@ -215,11 +216,12 @@ def test_an_impostor_is_killed(says, monkeypatch):
     theirs.close()
 
 
-def test_one_that_hangs_up_is_let_go(monkeypatch):
-    repl, victim, _ = impostor(monkeypatch, b"")
+@pytest.mark.parametrize("says", [b"", b'{"call": "get_issue", "argum'], ids=["silence", "half a line"])
+def test_one_that_hangs_up_is_let_go(says, monkeypatch):
+    repl, victim, _ = impostor(monkeypatch, says, hangs_up=True)
     assert run_code(repl, "1 + 1", forbidden)["error"] == STOPPED
-    assert victim.poll() is None  # its number may be another's by now
     victim.communicate(b"\n")
+    assert victim.returncode == 0 and repl.channel is None  # not killed: its number may be another's by now
 
 
 # The walls behind the interpreter

@@ -1,6 +1,8 @@
 """Scaffolds: the same calls in three forms, what a turn out of form costs, and runs that nothing can be mistaken for."""
 import json
 import sys
+import threading
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 
@@ -9,7 +11,7 @@ from conftest import ROOT
 
 from atlas_rlvr import baselines, runs, scaffolds
 from atlas_rlvr.baselines import call_message, connect, run_episode, script
-from atlas_rlvr.endpoints import Refused, chat_response, scripted_server
+from atlas_rlvr.endpoints import Connection, Refused, chat_response, make_client, scripted_server
 from atlas_rlvr.environments import tool_schemas
 from atlas_rlvr.repl import missing
 from atlas_rlvr.rewards import score_task
@@ -21,14 +23,12 @@ from atlas_rlvr.scaffolds import (
     format_rate,
     in_form,
     local_policy,
-    play_apart,
     play_chunk,
     read_code,
     read_plan,
     read_turn,
     recite,
     refusal,
-    remote_policy,
     run_scaffold,
     scaffold_prompt,
     scaffold_table,
@@ -83,6 +83,19 @@ def test_a_turn_out_of_form_is_recovered_and_counted(scaffold):
     assert (record["outcome"], record["reward"], record["cost"]["out_of_form"]) == ("ended", 1.0, len(right))
     assert format_rate([record]) == 0.5 and refusal([record]) == ""
     assert record["dialogue"][3]["content"].startswith("Format error: ")
+
+
+DRAFTS = {"react": "Perhaps\nAction: create_issue\nAction Input: {}", "plan": "1. Cook.\n2. Eat.",
+          "repl": "```python\ncreate_issue(fields={})\n```"}
+
+
+@each_scaffold
+@pytest.mark.parametrize("thought", ["<think>{}\nNo.</think>\n", "{}\nNo.</think>\n"], ids=["tagged", "opened by the template"])
+def test_what_is_drafted_in_a_thought_is_not_done(scaffold, thought):
+    turns = in_form(scaffold, RIGHT)
+    record = play(scaffold, [thought.format(DRAFTS[scaffold]) + text for text in turns])
+    assert (record["reward"], record["outcome"], record["cost"]["out_of_form"]) == (1.0, "ended", 0)
+    assert [call["name"] for call in record["calls"]] == [name for name, _ in RIGHT]
 
 
 @each_scaffold
@@ -347,12 +360,39 @@ def test_a_refusal_stops_the_run_and_errors_are_asked_again(project):
         run_scaffold("react", "subtask", connect(url, "n"), repeats=1)
 
 
-def test_side_by_side_keeps_the_order(project):
-    jobs = [(task, n) for n, task in enumerate(load_tasks("subtask"))]
+@pytest.mark.parametrize("width", [1, 3])
+def test_side_by_side_keeps_the_order(project, monkeypatch, width):
+    monkeypatch.setattr(scaffolds, "load_tasks", load_tasks)
     with scripted_server(reciter) as (url, _):
+        records = run_scaffold("react", "subtask", connect(url, "m"), repeats=2, width=width)
+    order = [(task["id"], generation) for generation in (0, 1) for task in load_tasks("subtask")]
+    assert [(record["task"], record["generation"]) for record in records] == order
+
+
+def test_a_refusal_keeps_what_ended_beside_it_and_nothing_is_asked_for_twice(project, capsys):
+    first, second = load_tasks("subtask")[:2]
+    ended = threading.Event()
+
+    def poor(body):
+        if first["prompt"] in body["messages"][1]["content"]:
+            return (402, {}, {"error": "no credit"}) if ended.wait(30) else None
+        answer = reciter(body)
+        if sum(message["role"] == "assistant" for message in body["messages"]) == 3:
+            ended.set()
+        return answer
+    folder = run_folder("subtask", "m", 0, project, variant="react")
+    with scripted_server(poor) as (url, _):
         connection = connect(url, "m")
-        records = play_apart("react", connection, jobs, remote_policy(connection), {"model": "m", "seed": 0})
-    assert [record["task"] for record in records] == [task["id"] for task, _ in jobs]
+        with pytest.raises(Refused, match="finished rollouts are kept"):
+            run_scaffold("react", "subtask", connection, repeats=1)
+        source = connection.endpoint
+    assert [record["task"] for record in read_lines(folder / "rollouts.jsonl")] == [second["id"]]
+    assert "stopped; a part and no baseline: 1/2" in capsys.readouterr().out
+    with scripted_server(reciter) as (url, log):
+        connection = Connection(source)  # the address stays the same
+        connection.client = make_client(replace(source, url=url))
+        records = run_scaffold("react", "subtask", connection, repeats=1)
+    assert [record["task"] for record in records] == [first["id"], second["id"]] and len(log) == 4
 
 
 def test_a_run_of_the_embedded_policy(project, capsys):

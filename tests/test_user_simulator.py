@@ -309,6 +309,15 @@ def test_text_beside_a_call_asks_nobody():
     assert [message["role"] for message in talk] == ["system", "user", "assistant", "tool", "assistant"]
 
 
+@pytest.mark.parametrize("thought", ["<think>What is it? Hm.</think>", "What is it? Hm.</think>", "<think>What is it? "])
+def test_nobody_answers_a_thought(thought):
+    task = first("page", "omit", "title")
+    talk, outcome = play(task, [thought + "Done."])
+    assert (outcome, len(talk)) == ("ended", 3)
+    asked, _ = play(task, [f"<think>Is it warm? Hm.</think>{U.open_question(task)[0]}", *work(task)])
+    assert U.score_dialogue(task, asked).raw == 1.0
+
+
 @pytest.mark.parametrize("last", ["Done.", "Done. Can I help you with anything else?"])
 def test_a_last_word_ends_it(last):
     task = first("page", "complete")
@@ -460,6 +469,9 @@ def test_an_answer_after_the_write_is_too_late_even_if_it_is_mended():
 
 def test_a_task_without_a_user_wants_no_question():
     task = load_tasks("subtask")[0]
+    user = U.model_user(lambda talk: "You know.")
+    [record] = U.play_dialogues(lambda talks: ["Who?" if len(talks[0]) < 3 else "Done."], [task], user=user)
+    assert (record["kind"], record["messages"][3]["content"]) == ("complete", "You know.")
     assert score_task(task, U.dialogue_trace(play(first("subtask", "complete"), [])[0]), "dialogue").raw == -0.3
     talk = [{"role": "user", "content": task["prompt"]}, *play(task | {"world": None}, work(task))[0][2:]]
     assert U.score_dialogue(task, talk).raw == 1.0
