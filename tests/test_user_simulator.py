@@ -655,17 +655,6 @@ def test_what_is_kept_has_no_calls_beside_its_messages(tmp_path):
     assert "calls" not in line and line["messages"] == record["messages"]
 
 
-def test_a_user_who_breaks_is_a_failure_of_the_environment():
-    task = first("page", "omit", "title")
-
-    def broken(task):
-        return lambda text: 1 / 0
-    env = U.dialogue_env(task, broken)
-    with pytest.raises(ZeroDivisionError):
-        env.ask_user(question="What is the title?")
-    assert env._failure == "ZeroDivisionError: division by zero"
-
-
 def test_messages_are_canonical():
     talk, _ = play(first("page", "change"), ["Is this right?"])
     assert all(normalise(message, n) == message for n, message in enumerate(m for m in talk if m["role"] == "assistant"))
